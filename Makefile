@@ -1,0 +1,34 @@
+# `make run` and `make test` work on a new clone with only Python 3.11: they set up .venv first.
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: setup run test test-slow lint bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: setup
+	$(BIN)/thinwire demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --warnings
+
+test: lint
+	$(BIN)/pytest
+
+test-slow: setup
+	$(BIN)/pytest -m slow --timeout 1800
+
+bench: setup
+	$(BIN)/thinwire bench all
+
+clean:
+	rm -rf .venv out

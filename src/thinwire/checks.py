@@ -1,0 +1,27 @@
+"""Validation of option values, with errors that say what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from thinwire.errors import ConfigError
+
+
+def ratio(method: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{method}: ratio must be a number above 0 and up to 1, not {value!r}")
+
+
+def one_of(method: str, option: str, value: object, allowed: Collection[object]) -> None:
+    if value not in allowed or isinstance(value, bool):
+        raise ConfigError(f"{method}: {option} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def at_least(method: str, option: str, value: object, lowest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise ConfigError(f"{method}: {option} must be a whole number from {lowest} up, not {value!r}")
+
+
+def flag(method: str, option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")

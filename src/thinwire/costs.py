@@ -1,0 +1,89 @@
+"""What a collective costs: bytes through each rank's network interface, and time on a given link.
+
+The formulas follow the algorithms that gloo uses (ring all-reduce, ring all-gather, binomial-tree
+broadcast, pairwise all-to-all). The meter counts with them, the simulated network keeps time with them,
+and the ragged gather picks its transport by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rank's connection: seconds per message and bytes per second, the same in both directions."""
+
+    latency: float = 50e-6
+    bandwidth: float = 125e6
+
+    def seconds(self, messages: int, data_bytes: float) -> float:
+        return messages * self.latency + data_bytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One rank's share of a collective. `hops` are messages that wait for each other."""
+
+    sent: int
+    received: int
+    hops: int
+
+    @property
+    def busiest(self) -> int:
+        return max(self.sent, self.received)
+
+
+def all_reduce(size: int, data_bytes: int) -> Cost:
+    """Ring: reduce-scatter, then all-gather."""
+    moved = -(-2 * (size - 1) * data_bytes // size)
+    return Cost(moved, moved, 2 * (size - 1))
+
+
+def all_gather(size: int, data_bytes: int) -> Cost:
+    """Ring: every rank forwards every other rank's block."""
+    moved = (size - 1) * data_bytes
+    return Cost(moved, moved, size - 1)
+
+
+def tree_children(position: int, size: int) -> int:
+    """How many ranks get the data directly from the one at `position` of a binomial tree (the root is 0)."""
+    first = position.bit_length()
+    return sum(1 for bit in range(first, size.bit_length() + 1) if position + (1 << bit) < size)
+
+
+def broadcast(size: int, data_bytes: int, rank: int, src: int) -> Cost:
+    position = (rank - src) % size
+    received = 0 if position == 0 else data_bytes
+    return Cost(tree_children(position, size) * data_bytes, received, tree_depth(size))
+
+
+def tree_depth(size: int) -> int:
+    return (size - 1).bit_length()
+
+
+def all_to_all(size: int, rank: int, sent: Sequence[int], received: Sequence[int]) -> Cost:
+    """Pairwise: what a rank sends to itself does not touch the network."""
+    return Cost(sum(sent) - sent[rank], sum(received) - received[rank], size - 1)
+
+
+def cheapest_ragged_gather(sizes: Sequence[int], link: Link) -> str:
+    """Which transport brings everybody's block to everybody soonest: "padded", "direct" or "broadcast".
+
+    A pure function of the sizes, hence equal on every rank. Padding everybody to the longest costs
+    (W-1) x longest on every link; sending directly costs the sender (W-1) x its own size; a tree of
+    broadcasts spreads one long block's cost over the ranks, at a latency for each rank.
+    """
+    size, longest, total = len(sizes), max(sizes), sum(sizes)
+    depth = tree_depth(size)
+    seconds = {
+        "padded": link.seconds(size - 1, (size - 1) * longest),
+        "direct": link.seconds(size - 1, max((size - 1) * longest, total - min(sizes))),
+        "broadcast": link.seconds(size * depth, depth * total),
+    }
+    # On one link padded and direct take equally long, and direct moves fewer bytes overall.
+    wasted = size * longest - total
+    if seconds["broadcast"] < seconds["padded"]:
+        return "broadcast"
+    return "direct" if wasted * (size - 1) > 1024 * size else "padded"

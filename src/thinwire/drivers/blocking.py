@@ -1,0 +1,70 @@
+"""Runs a coroutine to its end in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from thinwire import wire
+from thinwire.channel import Program
+
+
+def drive(program: Coroutine[Any, Any, Any], execute: Callable[[Any], object]) -> Any:
+    """Answer every request of `program` with `execute` until it returns; errors surface inside it."""
+    try:
+        request = program.send(None)
+        while True:
+            try:
+                answer = execute(request)
+            except BaseException as error:
+                request = program.throw(error)
+            else:
+                request = program.send(answer)
+    except StopIteration as done:
+        return done.value
+    finally:
+        program.close()
+
+
+def drive_until_settled(program: Program, execute: Callable[[wire.Primitive], object]) -> wire.Settle | None:
+    """Run until the program asks whether the step may be kept, or ends (None)."""
+    try:
+        request = program.send(None)
+        while not isinstance(request, wire.Settle):
+            try:
+                answer = execute(request)
+            except BaseException as error:
+                request = program.throw(error)
+            else:
+                request = program.send(answer)
+    except StopIteration:
+        return None
+    except BaseException:
+        program.close()
+        raise
+    return request
+
+
+def finish(program: Program, verdict: bool) -> None:
+    """Answer the settlement; nothing may be asked of the network after it."""
+    try:
+        request = program.send(verdict)
+    except StopIteration:
+        return
+    program.close()
+    raise AssertionError(f"an exchange asked for {type(request).__name__} after its settlement")
+
+
+class Blocking:
+    """The driver for a caller that wants the answer now."""
+
+    def __init__(self, execute: Callable[[wire.Primitive], object]) -> None:
+        self._execute = execute
+
+    def run(self, program: Program) -> bool:
+        """True if every number was finite, so that what was remembered has been kept."""
+        settlement = drive_until_settled(program, self._execute)
+        if settlement is None:
+            return True
+        finish(program, settlement.finite)
+        return settlement.finite

@@ -1,0 +1,173 @@
+"""Runs programs beside the backward pass, first in first out, without a collective in a future's callback.
+
+Why lanes. On gloo, collectives issued from `Future.then` callbacks run on whatever thread completes the
+future, so with two buckets two ranks can issue them in opposite order:
+  1. rank 0 completes bucket A's first collective and, from its callback, issues A's second;
+  2. rank 1 completes bucket B's first collective and issues B's second;
+  3. each waits for the other's operation, which is queued behind its own: a deadlock, or, when the sizes
+     happen to match, one bucket's numbers in the other's place.
+A lane is one thread with a process group of its own. DDP hands over buckets in the same order on every
+rank, bucket i always goes to lane i mod n, and a lane finishes one program's rounds before it starts the
+next: the order on each group is equal everywhere, and between groups none is needed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from thinwire.channel import Program
+from thinwire.drivers.blocking import drive_until_settled, finish
+from thinwire.drivers.process_group import ProcessGroupWire
+
+
+class Step:
+    """The programs of one backward pass, which are kept or dropped together.
+
+    A program that remembers something waits here after its last round, until the last one has arrived:
+    only then is it known whether every number on every rank was finite.
+    """
+
+    def __init__(self, on_verdict: Callable[[bool], None]) -> None:
+        self._on_verdict = on_verdict
+        self._lock = threading.Lock()
+        self._missing = 1  # the host's own share, given back by `close`
+        self._finite = True
+        self._error: BaseException | None = None
+        self._parked: list[tuple[Job, Callable[[], None]]] = []
+        self.verdict = True
+
+    def enter(self) -> None:
+        with self._lock:
+            self._missing += 1
+
+    def close(self) -> None:
+        """The host has handed over the last program of this step."""
+        self._arrive(None, True, None)
+
+    def park(self, job: Job, finite: bool, resume: Callable[[], None]) -> None:
+        self._arrive((job, resume), finite, None)
+
+    def leave(self) -> None:
+        """A program has ended that had nothing to settle."""
+        self._arrive(None, True, None)
+
+    def fail(self, error: BaseException) -> None:
+        self._arrive(None, False, error)
+
+    def _arrive(
+        self, parked: tuple[Job, Callable[[], None]] | None, finite: bool, error: BaseException | None
+    ) -> None:
+        with self._lock:
+            self._missing -= 1
+            self._finite &= finite
+            self._error = self._error or error
+            if parked is not None:
+                self._parked.append(parked)
+            failed, released = self._error, self._parked
+            if failed is None and self._missing:
+                return
+            self._parked = []
+            self.verdict = self._finite
+        if failed is not None:
+            for job, _ in released:
+                job.program.close()
+                job.done(failed)
+            return
+        self._on_verdict(self.verdict)
+        for _, resume in released:
+            resume()
+
+
+@dataclass
+class Job:
+    """One program, the step it belongs to, and whom to tell when it is done."""
+
+    program: Program
+    step: Step
+    done: Callable[[BaseException | None], None]
+    device_scope: Callable[[], DeviceScope]
+
+
+class DeviceScope:
+    """Where a lane's work runs; on a CPU nothing is to be done. See `hosts/streams.py` for CUDA."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+class Lanes:
+    """`overlap=True`: a thread per process group. `overlap=False`: the caller's thread does the work."""
+
+    def __init__(self, wires: Sequence[ProcessGroupWire], *, overlap: bool) -> None:
+        self._wires = list(wires)
+        self._broken: BaseException | None = None
+        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        self._threads: list[threading.Thread] = []
+        if overlap:
+            for number in range(len(self._wires)):
+                self._queues.append(queue.SimpleQueue())
+                thread = threading.Thread(
+                    target=self._work, args=(number,), name=f"thinwire-lane-{number}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+
+    def submit(self, number: int, job: Job) -> None:
+        """Hand a program to lane `number` (modulo the lanes there are)."""
+        job.step.enter()
+        number %= len(self._wires)
+        self._put(number, lambda: self._rounds(number, job))
+
+    def close(self) -> None:
+        """Let the lanes finish what they have and end their threads."""
+        for waiting in self._queues:
+            waiting.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads.clear()
+        self._queues.clear()
+
+    def _put(self, number: int, task: Callable[[], None]) -> None:
+        if self._queues:
+            self._queues[number].put(task)
+        else:
+            task()
+
+    def _work(self, number: int) -> None:
+        while (task := self._queues[number].get()) is not None:
+            task()
+
+    def _rounds(self, number: int, job: Job) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            with job.device_scope():
+                settlement = drive_until_settled(job.program, self._wires[number].execute)
+        except BaseException as error:  # handed to the waiting training loop, whatever it is
+            self._broken = error
+            job.program.close()
+            job.step.fail(error)
+            job.done(error)
+            return
+        if settlement is None:
+            job.step.leave()
+            with job.device_scope():
+                job.done(None)
+            return
+        job.step.park(job, settlement.finite, lambda: self._put(number, lambda: self._finish(job)))
+
+    def _finish(self, job: Job) -> None:
+        try:
+            with job.device_scope():
+                finish(job.program, job.step.verdict)
+                job.done(None)
+        except BaseException as error:
+            self._broken = error
+            job.done(error)

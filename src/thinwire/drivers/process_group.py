@@ -1,0 +1,100 @@
+"""Performs the primitives on a `torch.distributed` process group, metered."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from thinwire import costs, wire
+from thinwire.channel import Place
+from thinwire.liveness import Liveness
+from thinwire.meter import Meter, Tally
+
+
+class ProcessGroupWire:
+    """One private group; one thread at a time issues operations on it, in the same order on every rank."""
+
+    def __init__(self, group: dist.ProcessGroup, meter: Meter) -> None:
+        self.group = group
+        self.meter = meter
+        self.place = Place(group.rank(), group.size())
+        self.label = "attach"
+        self._liveness = Liveness(group)
+
+    def execute(self, op: wire.Primitive) -> object:
+        """Carry out one primitive and count it."""
+        if isinstance(op, wire.Settle):
+            return op.finite
+        begin = time.perf_counter()
+        try:
+            answer, cost, length = self._perform(op)
+        except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
+            raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
+        seconds = time.perf_counter() - begin
+        self.meter.count(op.name, tally(op, cost, length, seconds))
+        return answer
+
+    def close(self) -> None:
+        """Leave the private group; harmless if everything has been destroyed already."""
+        if dist.is_initialized():
+            with contextlib.suppress(ValueError, AssertionError, KeyError):
+                dist.destroy_process_group(self.group)
+
+    def _perform(
+        self, op: wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll
+    ) -> tuple[object, costs.Cost, int]:
+        cost, length = cost_of(op, self.place)
+        match op:
+            case wire.AllReduce():
+                dist.all_reduce(op.tensor, group=self.group)
+                return op.tensor, cost, length
+            case wire.AllGather():
+                gathered = op.block.new_empty((self.place.size, op.block.numel()))
+                _all_gather(gathered.view(-1), op.block, self.group)
+                return gathered, cost, length
+            case wire.Broadcast():
+                dist.broadcast(op.block, group=self.group, group_src=op.src)
+                return op.block, cost, length
+            case wire.AllToAll():
+                sizes = [block.numel() for block in op.blocks]
+                arrived = op.blocks[0].new_empty(sum(op.receive))
+                dist.all_to_all_single(
+                    arrived, torch.cat(op.blocks), list(op.receive), sizes, group=self.group
+                )
+                return list(arrived.split(list(op.receive))), cost, length
+
+
+def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> None:
+    # torch 2.13 renames all_gather_into_tensor; older releases know only the old name.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(output, block, group=group)
+
+
+def cost_of(
+    op: wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll, place: Place
+) -> tuple[costs.Cost, int]:
+    """What the operation moves through this rank's interface, and the length of what it hands over."""
+    match op:
+        case wire.AllReduce():
+            length = op.tensor.numel() * op.tensor.element_size()
+            return costs.all_reduce(place.size, length), length
+        case wire.AllGather():
+            return costs.all_gather(place.size, op.block.numel()), op.block.numel()
+        case wire.Broadcast():
+            length = op.block.numel()
+            cost = costs.broadcast(place.size, length, place.rank, op.src)
+            return cost, length if op.src == place.rank else 0
+        case wire.AllToAll():
+            sent = [block.numel() for block in op.blocks]
+            cost = costs.all_to_all(place.size, place.rank, sent, op.receive)
+            same = all(block is op.blocks[0] for block in op.blocks)
+            return cost, sent[0] if same else cost.sent
+
+
+def tally(op: wire.Primitive, cost: costs.Cost, length: int, seconds: float) -> Tally:
+    payload = cast(int, getattr(op, "payload_bytes", 0))
+    return Tally(1, payload, length - payload, cost.sent, cost.received, seconds)

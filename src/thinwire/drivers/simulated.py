@@ -1,0 +1,48 @@
+"""Lock-step ranks on a virtual clock: how long would this take on that network?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire import wire
+from thinwire.costs import Link
+from thinwire.drivers.lockstep import Lockstep
+from thinwire.drivers.process_group import cost_of
+
+
+class Simulated(Lockstep):
+    """A group of `size` ranks whose links have a latency and a bandwidth; no time really passes.
+
+    `clocks[r]` is rank r's virtual time in seconds. An operation begins when the last rank has arrived
+    and ends for all together, as long after as the slowest link needs for its share. `compute` lets a
+    rank work by itself in between.
+
+        >>> network = Simulated(64, Link(latency=1e-3, bandwidth=12.5e6))
+        >>> network.compute(0, 0.2)
+        >>> max(network.clocks)
+        0.2
+    """
+
+    def __init__(self, size: int, link: Link | Sequence[Link] | None = None) -> None:
+        super().__init__(size)
+        links = [link or Link()] * size if isinstance(link, Link) or link is None else list(link)
+        if len(links) != size:
+            raise ValueError(f"{size} ranks need {size} links, not {len(links)}")
+        self.links = links
+        self.clocks = [0.0] * size
+
+    def compute(self, rank: int, seconds: float) -> None:
+        """Rank `rank` works for this long."""
+        self.clocks[rank] += seconds
+
+    def spend(self, ops: Sequence[wire.Primitive]) -> float:
+        if isinstance(ops[0], wire.Settle):
+            return 0.0
+        begin = max(self.clocks)
+        seconds = 0.0
+        for place, link, op in zip(self.places, self.links, ops, strict=True):
+            if not isinstance(op, wire.Settle):
+                cost, _ = cost_of(op, place)
+                seconds = max(seconds, link.seconds(cost.hops, cost.busiest))
+        self.clocks = [begin + seconds] * len(self.clocks)
+        return seconds

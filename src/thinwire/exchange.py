@@ -1,0 +1,103 @@
+"""The one noun: an Exchange turns this rank's tensor into the group's estimate of the mean."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from thinwire.channel import Channel
+from thinwire.layout import Layout, Slot
+
+Scope = Literal["tensor", "bucket", "model"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What may be relied on. Tests and hosts read traits, never method names.
+
+    - consensus: all ranks get equal bits
+    - unbiased: the expectation of the output is the mean of the inputs
+    - conserves: nothing is lost, what is not sent comes back later
+      (sum of inputs + old errors = size x output + new errors)
+    - elementwise: every output coordinate depends on that coordinate only; tensors may be glued together,
+      and a non-finite input comes out non-finite by itself
+    - memoryless: no state and no randomness, so there is nothing to settle
+    - ragged: the payload's length depends on the data
+    - owns_momentum: does what the optimizer's momentum does, which must then be off
+    - scope: over what one run extends
+    """
+
+    consensus: bool = True
+    unbiased: bool = False
+    conserves: bool = False
+    elementwise: bool = False
+    memoryless: bool = False
+    ragged: bool = False
+    owns_momentum: bool = False
+    scope: Scope = "tensor"
+
+
+def residual() -> Any:
+    """A state field with one number per coordinate, in the gradient's unit, that adds up over ranks."""
+    return field(metadata={"kind": "residual"})
+
+
+def replicated() -> Any:
+    """A state field that is equal on all ranks."""
+    return field(metadata={"kind": "replicated"})
+
+
+@dataclass
+class State:
+    """Base of the states: a dataclass of tensors, each field declared `residual()` or `replicated()`."""
+
+    def tensors(self, kind: str) -> dict[str, torch.Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}
+
+
+@dataclass(frozen=True)
+class Exchange(ABC):
+    """A method: a frozen configuration that can run.
+
+    Subclasses are frozen dataclasses with validated fields; method strings, JSON, command-line flags and
+    `repr` come from the fields.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def traits(self) -> Traits: ...
+
+    def init(self, layout: Layout) -> State:
+        """What is remembered between steps for the tensors of `layout`."""
+        del layout
+        return State()
+
+    def accepts(self, slot: Slot) -> bool:
+        """Whether this method can serve this tensor; it is sent dense otherwise."""
+        del slot
+        return True
+
+    @abstractmethod
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
+        """Write the estimate of the mean of `x` over all ranks into `out`.
+
+        `x` and `out` are flat and of one dtype; `out` may be `x`, so write it only after the last read of
+        `x`, which is otherwise left untouched. `state` changes only after `await ch.settled(...)` has
+        returned True.
+        """
+
+    @abstractmethod
+    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+        """Bytes that a rank hands to the channel in a step (frame headers apart); None if data-dependent."""
+
+    def options(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{key}={value!r}" for key, value in self.options().items())
+        return f"{self.name}({given})" if given else self.name

@@ -1,0 +1,179 @@
+"""DistributedDataParallel: a communication hook hands every bucket to the session's lanes."""
+
+# No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
+import weakref
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.drivers.lanes import Job, Lanes, Step
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.exchange import Exchange
+from thinwire.hosts.streams import LaneStreams, future_for
+from thinwire.session import LossScale, Session, View
+
+LANES = 2
+
+
+class _Switch:
+    """What the hook looks at. DDP takes one hook for life, so detaching and attaching again turns this."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.host: _DdpHost | None = None
+
+
+_switches: "weakref.WeakKeyDictionary[DistributedDataParallel, _Switch]" = weakref.WeakKeyDictionary()
+
+
+def thinwire_hook(state, bucket):  # pyright: ignore[reportUnknownParameterType, reportMissingParameterType]
+    """The function DDP calls with each bucket that is ready."""
+    switch, grads = cast(_Switch, state), cast(dist.GradBucket, bucket)
+    if switch.host is None:
+        tensor = grads.buffer().div_(switch.group.size())
+        work = dist.all_reduce(tensor, group=switch.group, async_op=True)
+        return cast(Any, work).get_future().then(lambda done: done.value()[0])
+    return switch.host.take(grads)
+
+
+def attach(
+    model: DistributedDataParallel,
+    method: str | Mapping[str, Any] | Exchange,
+    *,
+    overlap: bool = True,
+    seed: int = 0,
+    dense_below: int = 1024,
+    scaler: LossScale | None = None,
+) -> Session:
+    """Average a DDP model's gradients with a method; the training loop stays as it is.
+
+        model = DistributedDataParallel(model)
+        session = thinwire.attach(model, "topk(ratio=0.01)")
+
+    To be called on every rank, before the first backward pass.
+
+    Args:
+        model: the wrapped model.
+        method: a method string, its JSON, or an Exchange such as `thinwire.TopK(ratio=0.01)`.
+        overlap: work beside the backward pass (the default); False does it in the hook.
+        seed: of the randomness that the ranks share.
+        dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
+        scaler: the GradScaler in use, if any: residuals then follow its scale.
+    """
+    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"attach() takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, or use "
+            "thinwire.Session(model.named_parameters(), method) and session.average() in your own loop"
+        )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ConfigError("DDP's own mixed_precision installs a hook of its own: use torch.autocast instead")
+    switch = _switches.get(model)
+    if switch is not None and switch.host is not None:
+        raise ConfigError("this model has a thinwire session already: detach() it first")
+    if switch is None and cast(Any, model)._comm_hooks:
+        raise ConfigError("this model has a communication hook already, and DDP takes only one")
+    names = _names(model)
+    group = cast(dist.ProcessGroup, model.process_group)
+    lanes = LANES if overlap and dist.get_backend(group) == "gloo" else 1
+    session = Session(
+        names.items(), method, group, seed=seed, dense_below=dense_below, scaler=scaler, lanes=lanes
+    )
+    host = _DdpHost(session, names, overlap)
+    if switch is None:
+        switch = _Switch(group)
+        model.register_comm_hook(switch, thinwire_hook)
+        _switches[model] = switch
+    switch.host = host
+    session.on_detach(lambda: _detach(switch))
+    return session
+
+
+def _detach(switch: _Switch) -> None:
+    host, switch.host = switch.host, None
+    if host is not None:
+        host.lanes.close()
+
+
+def _names(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """The parameters DDP reduces, by name; a tied parameter appears once."""
+    ignored = set(cast("list[str]", getattr(model, "parameters_to_ignore", ())))
+    return {
+        name: parameter
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+
+
+class _DdpHost:
+    """Gives each bucket a future, and the session's lanes the bucket."""
+
+    def __init__(self, session: Session, names: dict[str, torch.Tensor], overlap: bool) -> None:
+        self.session = session
+        self.lanes = Lanes(session.wires, overlap=overlap)
+        self._name_of = {id(parameter): name for name, parameter in names.items()}
+        self._parameters = names  # keeps the ids valid
+        self._streams = LaneStreams()
+        self._step: Step | None = None
+        self._held: list[tuple[list[View], torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._whole_model = session.method.traits.scope == "model"
+        self._next_lane = 0
+
+    def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        buffer = bucket.buffer()
+        future = future_for(buffer.device)
+        if self._step is None:
+            self._step = Step(self.session.end_step)
+            self._next_lane = 0
+            self.session.begin_step()
+        step, last = self._step, bucket.is_last()
+        if last:
+            self._step = None
+        views = self._views(bucket, buffer)
+        if self._whole_model:
+            self._held.append((views, buffer, future))
+            if last:
+                held, self._held = self._held, []
+                self._submit(step, held)
+        else:
+            self._submit(step, [(views, buffer, future)])
+        if last:
+            step.close()
+        return future
+
+    def _submit(
+        self, step: Step, buckets: list[tuple[list[View], torch.Tensor, "torch.futures.Future[torch.Tensor]"]]
+    ) -> None:
+        def done(error: BaseException | None) -> None:
+            for _, buffer, future in buckets:
+                if error is None:
+                    future.set_result(buffer)
+                else:
+                    future.set_exception(error)
+
+        lane = self._next_lane
+        self._next_lane += 1
+        device = buckets[0][1].device
+        program = self.session.program([view for views, _, _ in buckets for view in views])
+        self.lanes.submit(lane, Job(program, step, done, self._streams.scope(lane, device)))
+
+    def _views(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> list[View]:
+        if buffer.is_sparse:
+            raise ThinwireError(
+                "a bucket holds a sparse gradient (an Embedding with sparse=True): thinwire averages dense "
+                "gradients only; construct the layer with sparse=False"
+            )
+        views: list[View] = []
+        position = 0
+        for parameter in bucket.parameters():
+            name = self._name_of.get(id(parameter))
+            if name is None:
+                raise ThinwireError("a bucket holds a parameter that was not there at attach: attach again")
+            piece = buffer[position : position + parameter.numel()]
+            position += parameter.numel()
+            views.append(View(self.session.slot(name), piece, piece))
+        if position != buffer.numel():
+            raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {position}")
+        return views

@@ -1,0 +1,168 @@
+"""Worker processes on this machine, joined by gloo over loopback: for demos, benchmarks and tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker process raised or died; the text has its traceback."""
+
+
+def _send(line: Connection, kind: str, content: object) -> None:
+    # Pickled here, by value: the pipe's own pickler would share tensors through the sender, which may be gone.
+    line.send_bytes(pickle.dumps((kind, content)))
+
+
+class Worker:
+    """What a worker function gets to know of itself, and its line to the parent."""
+
+    def __init__(self, rank: int, size: int, line: Connection) -> None:
+        self.rank = rank
+        self.size = size
+        self._line = line
+
+    def report(self, message: object) -> None:
+        """Send something to the parent's `on_report`."""
+        _send(self._line, "report", message)
+
+
+@dataclass
+class Outcome:
+    """How one worker ended: with a value, an error, or without a word."""
+
+    rank: int
+    value: Any = None
+    error: str | None = None
+    exit_code: int | None = None
+
+
+def run_local(
+    function: Callable[..., Any],
+    workers: int,
+    *args: object,
+    timeout: float = 600.0,
+    group_timeout: float = 60.0,
+    on_report: Callable[[int, Any], None] | None = None,
+) -> list[Any]:
+    """Call `function(worker, *args)` in `workers` processes and return their results in rank order."""
+    outcomes = start_local(
+        function, workers, *args, timeout=timeout, group_timeout=group_timeout, on_report=on_report
+    )
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        texts = "\n".join(f"worker {outcome.rank}: {outcome.error}" for outcome in failed)
+        raise WorkerFailedError(texts)
+    return [outcome.value for outcome in outcomes]
+
+
+def start_local(
+    function: Callable[..., Any],
+    workers: int,
+    *args: object,
+    timeout: float = 600.0,
+    group_timeout: float = 60.0,
+    on_report: Callable[[int, Any], None] | None = None,
+) -> list[Outcome]:
+    """Like `run_local`, but failures are part of the result. No process outlives the call."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["thinwire"])
+    # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    lines: dict[Connection, int] = {}
+    processes: list[Any] = []
+    outcomes = [Outcome(rank) for rank in range(workers)]
+    try:
+        for rank in range(workers):
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_main,
+                args=(function, rank, workers, store.port, group_timeout, theirs, args),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            lines[mine] = rank
+        _listen(lines, outcomes, processes, timeout, on_report)
+    finally:
+        for process in processes:
+            process.join(0.0 if process.is_alive() and outcomes[processes.index(process)].error else 10.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    for outcome, process in zip(outcomes, processes, strict=True):
+        outcome.exit_code = process.exitcode
+        if process.exitcode != 0 and outcome.error is None:
+            outcome.error = f"ended with exit code {process.exitcode} without a word"
+    return outcomes
+
+
+def _listen(
+    lines: dict[Connection, int],
+    outcomes: list[Outcome],
+    processes: list[Any],
+    timeout: float,
+    on_report: Callable[[int, Any], None] | None,
+) -> None:
+    deadline = time.monotonic() + timeout
+    open_lines: dict[Any, int] = dict(lines)
+    while open_lines:
+        ready = wait(list(open_lines), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            for rank in open_lines.values():
+                outcomes[rank].error = f"still running after {timeout:g} seconds"
+            return
+        for line in ready:
+            rank = open_lines[line]
+            try:
+                kind, content = pickle.loads(line.recv_bytes())
+            except EOFError:
+                del open_lines[line]
+                processes[rank].join(10.0)
+                continue
+            if kind == "report":
+                if on_report is not None:
+                    on_report(rank, content)
+            elif kind == "value":
+                outcomes[rank].value = content
+            else:
+                outcomes[rank].error = content
+
+
+def _main(
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    port: int,
+    group_timeout: float,
+    line: Connection,
+    args: tuple[object, ...],
+) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        timeout = timedelta(seconds=group_timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        value = function(Worker(rank, size, line), *args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _send(line, "value", value)
+    except BaseException:
+        _send(line, "error", traceback.format_exc())
+        raise SystemExit(1) from None
+    finally:
+        line.close()

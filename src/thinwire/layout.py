@@ -1,0 +1,84 @@
+"""What a flat tensor consists of: named parameters, one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named parameter's place in a flat tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @cached_property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.numel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Describes a flat tensor and the named parameters in it.
+
+    State is keyed by the names in here, never by a bucket's index: DDP rebuilds its buckets after the
+    first iteration, and a layout is what stays comparable when it does.
+    """
+
+    slots: tuple[Slot, ...]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+    @staticmethod
+    def of(
+        named_shapes: Iterable[tuple[str, tuple[int, ...]]],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Layout:
+        """Lay the given parameters out one after the other."""
+        slots: list[Slot] = []
+        offset = 0
+        for name, shape in named_shapes:
+            slots.append(Slot(name, tuple(shape), offset))
+            offset += slots[-1].numel
+        return Layout(tuple(slots), dtype, torch.device(device))
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(slot.numel for slot in self.slots)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(slot.name for slot in self.slots)
+
+    @cached_property
+    def key(self) -> str:
+        """A name for the whole, equal on all ranks and independent of how buckets are cut."""
+        return "\n".join(self.names)
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def memory_dtype(self) -> torch.dtype:
+        """The precision in which something is remembered: never below float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def pick(self, slots: Iterable[Slot]) -> Layout:
+        """A layout of some of the slots, laid out anew from offset 0."""
+        return Layout.of(((slot.name, slot.shape) for slot in slots), self.dtype, self.device)
+
+    def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """One flat view per slot."""
+        return [flat[slot.offset : slot.end] for slot in self.slots]

@@ -1,0 +1,81 @@
+"""Who is missing? When an operation fails, the ranks that notice it say so in the group's store."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any, cast
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from thinwire.errors import PeerError
+
+GRACE_SECONDS = 3.0
+
+
+class Liveness:
+    """Turns a failed operation into a `PeerError` that names those who did not report."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._rank = group.rank()
+        self._size = group.size()
+        self._ranks = cast("list[int]", dist.get_process_group_ranks(group))
+        self._prefix = f"thinwire/{group.group_name}"
+        self._store = _store()
+        self.timeout = timeout_of(group)
+
+    def diagnose(self, operation: str, error: BaseException) -> PeerError:
+        """Report this rank's failure, wait shortly for the others' reports, and name who is silent."""
+        known = self._reports(operation)
+        if known is None:
+            who = "the rendezvous store does not answer: its host (usually rank 0) is gone"
+        else:
+            silent = [self._ranks[r] for r in range(self._size) if r not in known and r != self._rank]
+            heard = ", ".join(f"rank {self._ranks[r]} in {what}" for r, what in sorted(known.items()))
+            if silent:
+                names = ", ".join(str(rank) for rank in silent)
+                who = f"no word from rank {names}: dead, stalled or gone another way"
+                who += f" (also waiting: {heard})" if heard else ""
+            else:
+                who = f"every rank is alive, but they stopped in different operations: {heard}"
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return PeerError(f"{operation} failed on rank {self._ranks[self._rank]}: {who}. Cause: {cause}")
+
+    def _reports(self, operation: str) -> dict[int, str] | None:
+        try:
+            self._store.set(f"{self._prefix}/{self._rank}", operation)
+            known: dict[int, str] = {}
+            deadline = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < deadline and len(known) < self._size - 1:
+                for rank in range(self._size):
+                    key = f"{self._prefix}/{rank}"
+                    if rank != self._rank and rank not in known and self._store.check([key]):
+                        known[rank] = bytes(self._store.get(key)).decode()
+                time.sleep(0.05)
+        except RuntimeError:  # includes torch's DistError: the store's host has left
+            return None
+        return known
+
+
+def _store() -> Any:
+    """A connection of our own to the default store: one that waits must not block the others."""
+    store = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    clone = getattr(store, "clone", None)
+    try:
+        return clone() if clone is not None else store
+    except RuntimeError:
+        return store
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """The timeout that the group was made with, to be used for the private groups beside it."""
+    for name in ("cpu", "cuda"):
+        try:
+            import torch
+
+            backend = cast(Any, group)._get_backend(torch.device(name))
+            return cast(timedelta, backend.options._timeout)
+        except (RuntimeError, AttributeError):
+            continue
+    return c10d.default_pg_timeout

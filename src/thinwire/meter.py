@@ -1,0 +1,97 @@
+"""Counts what crosses the network: every operation, its bytes in both directions, its rounds and its time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Totals of one kind of operation, or of all."""
+
+    operations: int = 0
+    payload_bytes: int = 0
+    overhead_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.operations + other.operations,
+            self.payload_bytes + other.payload_bytes,
+            self.overhead_bytes + other.overhead_bytes,
+            self.sent_bytes + other.sent_bytes,
+            self.received_bytes + other.received_bytes,
+            self.seconds + other.seconds,
+        )
+
+    def __sub__(self, other: Tally) -> Tally:
+        return self + replace(
+            other,
+            operations=-other.operations,
+            payload_bytes=-other.payload_bytes,
+            overhead_bytes=-other.overhead_bytes,
+            sent_bytes=-other.sent_bytes,
+            received_bytes=-other.received_bytes,
+            seconds=-other.seconds,
+        )
+
+
+@dataclass
+class Meter:
+    """What one rank has sent and received so far.
+
+    - `payload_bytes`: what the methods handed over, before any collective multiplies it;
+    - `overhead_bytes`: frame headers and length tables around it;
+    - `sent_bytes`, `received_bytes`: what this rank's network interface carries for it, TCP/IP headers
+      excepted, by the algorithms the backend really uses (see `costs.py`);
+    - `rounds`: collectives issued one after the other; `steps`: averaged steps, skipped ones included.
+    """
+
+    steps: int = 0
+    by_operation: dict[str, Tally] = field(default_factory=dict[str, Tally])
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def count(self, operation: str, tally: Tally) -> None:
+        with self._lock:
+            self.by_operation[operation] = self.by_operation.get(operation, Tally()) + tally
+
+    def count_step(self) -> None:
+        with self._lock:
+            self.steps += 1
+
+    def reset(self) -> None:
+        with self._lock:
+            self.steps = 0
+            self.by_operation.clear()
+
+    @property
+    def total(self) -> Tally:
+        with self._lock:
+            return sum(self.by_operation.values(), Tally())
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.total.payload_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        return self.total.overhead_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.total.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        return self.total.received_bytes
+
+    @property
+    def rounds(self) -> int:
+        return self.total.operations
+
+    @property
+    def seconds(self) -> float:
+        return self.total.seconds

@@ -1,0 +1,69 @@
+"""The exact mean, in full or in half precision on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from thinwire.channel import Channel
+from thinwire.exchange import Exchange, State, Traits
+from thinwire.layout import Layout
+
+
+@dataclass(frozen=True)
+class Dense(Exchange):
+    """The mean of all gradients, uncompressed: one all-reduce.
+
+    out = (1/W) sum_i x_i
+    """
+
+    name: ClassVar[str] = "dense"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(unbiased=True, conserves=True, elementwise=True, memoryless=True)
+
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
+        await ch.mean(x, out)
+
+    def payload_bytes(self, layout: Layout, size: int) -> int:
+        return layout.dense_bytes
+
+
+@dataclass(frozen=True)
+class _Cast(Exchange):
+    """Rounds to a 16-bit type, sums in that type, and widens again: half the bytes."""
+
+    wire_dtype: ClassVar[torch.dtype]
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(elementwise=True, memoryless=True)
+
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
+        narrow = x.to(self.wire_dtype, copy=True)
+        out.copy_(await ch.mean(narrow, narrow))
+
+    def payload_bytes(self, layout: Layout, size: int) -> int:
+        return layout.numel * 2
+
+
+@dataclass(frozen=True)
+class FP16(_Cast):
+    """Gradients as IEEE half precision: 11 significant bits, largest value 65,504.
+
+    A value beyond that range comes out infinite, as with PyTorch's `fp16_compress_hook`.
+    """
+
+    name: ClassVar[str] = "fp16"
+    wire_dtype: ClassVar[torch.dtype] = torch.float16
+
+
+@dataclass(frozen=True)
+class BF16(_Cast):
+    """Gradients as bfloat16: 8 significant bits, the range of float32."""
+
+    name: ClassVar[str] = "bf16"
+    wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

@@ -1,0 +1,38 @@
+"""Which exchange serves which tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.errors import ConfigError
+from thinwire.exchange import Exchange
+from thinwire.layout import Slot
+from thinwire.methods.dense import Dense
+
+# Biases and norm scales are one-dimensional and never this long; a flattened model is.
+LONGEST_SMALL_VECTOR = 65_536
+
+
+@dataclass(frozen=True)
+class Route:
+    """The method for the tensors that are worth it; small ones and short vectors go dense, with the rest."""
+
+    method: Exchange
+    dense_below: int = 1024
+    dense: Exchange = Dense()
+
+    def __post_init__(self) -> None:
+        if self.dense_below < 0:
+            raise ConfigError(f"dense_below must not be negative, not {self.dense_below}")
+
+    def exchange_for(self, slot: Slot) -> Exchange:
+        if self.method.traits.elementwise:
+            return self.method
+        short_vector = len(slot.shape) <= 1 and slot.numel <= LONGEST_SMALL_VECTOR
+        if (
+            slot.numel < self.dense_below
+            or (short_vector and self.dense_below)
+            or not self.method.accepts(slot)
+        ):
+            return self.dense
+        return self.method

@@ -1,0 +1,178 @@
+"""The primitive operations a driver must carry out, and the frame around every payload.
+
+Everything above (channel, exchanges, session) is coroutine code that in the end yields one of these
+primitives; everything below (a process group, ranks in lock-step, a simulated network) only has to
+know how to perform them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.errors import PayloadError
+
+MAGIC = 0x7477
+VERSION = 1
+RAGGED = 1
+_HEADER = struct.Struct("<HBBIII")
+HEADER_BYTES = _HEADER.size
+_LIMIT = 2**32
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Sum the tensor over all ranks, in place. Returns the tensor."""
+
+    tensor: torch.Tensor
+    payload_bytes: int
+    name: str = "all_reduce"
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Every rank's block of the same length. Returns a (size, length) uint8 tensor."""
+
+    block: torch.Tensor
+    payload_bytes: int
+    name: str = "all_gather"
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Rank `src`'s block to everybody, in place. Returns the block."""
+
+    block: torch.Tensor
+    src: int
+    payload_bytes: int
+    name: str = "broadcast"
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """blocks[r] goes to rank r; block lengths to come are known. Returns one block per rank."""
+
+    blocks: tuple[torch.Tensor, ...]
+    receive: tuple[int, ...]
+    payload_bytes: int
+    name: str = "all_to_all"
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Not an operation of the network: waits until the whole step is known. Returns True if it may be kept."""
+
+    finite: bool
+
+
+Primitive = AllReduce | AllGather | Broadcast | AllToAll | Settle
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as flat uint8 (a view where it is contiguous)."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _order(parts: Sequence[torch.Tensor]) -> list[int]:
+    """Wide elements first, so that every part starts at a multiple of its element size without padding."""
+    return sorted(range(len(parts)), key=lambda i: -parts[i].element_size())
+
+
+def frame_bytes(parts: Sequence[torch.Tensor], ragged: bool) -> int:
+    """Length of the frame around these parts."""
+    return HEADER_BYTES + _aligned(_table_bytes(len(parts), ragged) + parts_bytes(parts))
+
+
+def parts_bytes(parts: Sequence[torch.Tensor]) -> int:
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def _aligned(count: int) -> int:
+    """Frames are multiples of 8 bytes, so that those behind them in one buffer stay aligned too."""
+    return -(-count // 8) * 8
+
+
+def _table_bytes(count: int, ragged: bool) -> int:
+    return 8 * -(-count // 2) if ragged else 0
+
+
+def pack(parts: Sequence[torch.Tensor], *, step: int, context: int, ragged: bool) -> torch.Tensor:
+    """One uint8 buffer that holds all parts behind a header (and a table of lengths if they may vary)."""
+    total = frame_bytes(parts, ragged)
+    if total >= _LIMIT or any(part.numel() >= _LIMIT for part in parts):
+        raise PayloadError(f"a payload of {total} bytes exceeds the frame's limit of {_LIMIT - 1}")
+    device = parts[0].device if parts else torch.device("cpu")
+    buffer = torch.empty(total, dtype=torch.uint8, device=device)
+    head = bytearray(
+        _HEADER.pack(MAGIC, VERSION, RAGGED if ragged else 0, step % _LIMIT, context, total - HEADER_BYTES)
+    )
+    if ragged:
+        head += struct.pack(f"<{len(parts)}I", *(part.numel() for part in parts))
+        head += bytes(HEADER_BYTES + _table_bytes(len(parts), ragged) - len(head))
+    buffer[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
+    position = len(head)
+    for index in _order(parts):
+        raw = as_bytes(parts[index])
+        buffer[position : position + raw.numel()] = raw
+        position += raw.numel()
+    buffer[position:] = 0
+    return buffer
+
+
+def unpack(
+    frame: torch.Tensor,
+    templates: Sequence[torch.Tensor],
+    *,
+    step: int,
+    context: int,
+    ragged: bool,
+    source: int,
+) -> list[torch.Tensor]:
+    """The parts in a frame, as flat views into it. `templates` give dtypes, and lengths unless ragged.
+
+    Nothing in the frame is believed before it is checked: whatever the bytes are, the result is either
+    parts that lie inside the frame or a `PayloadError`.
+    """
+    where = f"payload from rank {source}"
+    if frame.numel() < HEADER_BYTES:
+        raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
+    head = bytes(frame[:HEADER_BYTES].tolist())
+    magic, version, flags, its_step, its_context, body = _HEADER.unpack(head)
+    if magic != MAGIC:
+        raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
+    if version != VERSION:
+        raise PayloadError(f"{where} has format version {version}, this rank speaks {VERSION}")
+    if flags != (RAGGED if ragged else 0):
+        raise PayloadError(f"{where} has flags {flags}, expected {RAGGED if ragged else 0}")
+    if its_step != step % _LIMIT:
+        raise PayloadError(
+            f"{where} belongs to step {its_step}, this rank is at step {step}: "
+            "load the same checkpoint on every rank"
+        )
+    if its_context != context:
+        raise PayloadError(f"{where} belongs to other tensors or another method than this rank's")
+    if body != frame.numel() - HEADER_BYTES:
+        raise PayloadError(
+            f"{where} announces {body} bytes, {frame.numel() - HEADER_BYTES} came: truncated or too long"
+        )
+    table = _table_bytes(len(templates), ragged)
+    if ragged:
+        if body < table:
+            raise PayloadError(f"{where} is too short for its table of {len(templates)} lengths")
+        raw = bytes(frame[HEADER_BYTES : HEADER_BYTES + table].tolist())
+        lengths = list(struct.unpack_from(f"<{len(templates)}I", raw))
+    else:
+        lengths = [template.numel() for template in templates]
+    needed = table + sum(n * t.element_size() for n, t in zip(lengths, templates, strict=True))
+    if _aligned(needed) != body:
+        raise PayloadError(f"{where} has a body of {body} bytes, its parts need {needed}")
+    parts: list[torch.Tensor | None] = [None] * len(templates)
+    position = HEADER_BYTES + table
+    for index in _order(templates):
+        width = lengths[index] * templates[index].element_size()
+        parts[index] = frame[position : position + width].view(templates[index].dtype)
+        position += width
+    return [part for part in parts if part is not None]
