@@ -1,0 +1,87 @@
+"""Fused kernels: compiled for CPU tensors, plain torch (`thinwire.kernels.reference`) for everything else.
+
+All tensors are flat and contiguous, indices are ascending int32, seeds are 64-bit integers. Randomness comes
+from a counter-based generator, so results depend on the seed alone, not on threads, and are the same bits on
+every backend. Importing this module compiles nothing; `prepare` does it ahead of the first step.
+"""
+
+from thinwire.kernels._dispatch import use_reference
+from thinwire.kernels._prepare import prepare
+from thinwire.kernels.a2sgd import a2sgd_apply, two_means
+from thinwire.kernels.errors import PayloadError
+from thinwire.kernels.feedback import (
+    commit_feedback,
+    feedback_block,
+    feedback_gaussiank,
+    feedback_threshold,
+    feedback_topk,
+    select_feedback_gaussiank,
+    select_feedback_threshold,
+    select_feedback_topk,
+)
+from thinwire.kernels.finite import all_finite
+from thinwire.kernels.gaussian import gaussiank
+from thinwire.kernels.gspar import gspar_budget, gspar_probabilities, gspar_sample
+from thinwire.kernels.laq import laq_apply, laq_norms, laq_quantise
+from thinwire.kernels.natural import natural_dequantise, natural_mean, natural_quantise
+from thinwire.kernels.quantisation import dequantise, dequantise_mean, quantise
+from thinwire.kernels.scalecom import chunk_argmax, chunk_argmax_sum
+from thinwire.kernels.scatter import scatter_mean
+from thinwire.kernels.selection import threshold, topk
+from thinwire.kernels.sign import (
+    onebit_mean,
+    onebit_pack,
+    sign_majority,
+    sign_mean,
+    sign_pack,
+    sign_pack_mean,
+    sign_unpack,
+)
+from thinwire.kernels.sketch import sketch_insert, sketch_query, sketch_query_topk
+from thinwire.kernels.ternary import ternary_quantise
+
+__all__ = [
+    "PayloadError",
+    "a2sgd_apply",
+    "all_finite",
+    "chunk_argmax",
+    "chunk_argmax_sum",
+    "commit_feedback",
+    "dequantise",
+    "dequantise_mean",
+    "feedback_block",
+    "feedback_gaussiank",
+    "feedback_threshold",
+    "feedback_topk",
+    "gaussiank",
+    "gspar_budget",
+    "gspar_probabilities",
+    "gspar_sample",
+    "laq_apply",
+    "laq_norms",
+    "laq_quantise",
+    "natural_dequantise",
+    "natural_mean",
+    "natural_quantise",
+    "onebit_mean",
+    "onebit_pack",
+    "prepare",
+    "quantise",
+    "scatter_mean",
+    "select_feedback_gaussiank",
+    "select_feedback_threshold",
+    "select_feedback_topk",
+    "sign_majority",
+    "sign_mean",
+    "sign_pack",
+    "sign_pack_mean",
+    "sign_unpack",
+    "sketch_insert",
+    "sketch_query",
+    "sketch_query_topk",
+    "ternary_quantise",
+    "threshold",
+    "topk",
+    "two_means",
+    "use_reference",
+]

@@ -1,0 +1,33 @@
+"""A2SGD: the mean of the entries >= 0, the mean of the others, and the exchange of local for global means."""
+
+from torch import Tensor
+
+from thinwire.kernels import _check
+from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels.reference import a2sgd as reference
+
+
+def two_means(x: Tensor) -> tuple[float, float]:
+    """(mean of the entries >= 0, signed mean of the others), in double precision; 0 for an empty class."""
+    _check.flat_float("x", x)
+    return _impl(x).two_means(x)
+
+
+def a2sgd_apply(
+    x: Tensor, mu_plus: float, mu_minus: float, gmu_plus: float, gmu_minus: float, out: Tensor
+) -> None:
+    """out = x - local mean + global mean, per sign class; `out` may be `x`.
+
+    The two means are subtracted first, so equal means leave every bit of `x` as it is.
+    """
+    _check.flat_float("x", x)
+    _check.output(out, x.numel())
+    _impl(x, out).a2sgd_apply(x, gmu_plus - mu_plus, gmu_minus - mu_minus, out)
+
+
+def _impl(*tensors: Tensor):
+    if on_cpu(*tensors):
+        from thinwire.kernels.cpu import a2sgd
+
+        return a2sgd
+    return reference

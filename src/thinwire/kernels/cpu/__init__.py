@@ -1,0 +1,28 @@
+"""CPU kernels compiled by Numba, one module per family, with the signatures of the reference.
+
+Importing a family imports Numba; nothing is compiled before the first call, or before `warm`.
+"""
+
+from importlib import import_module
+
+FAMILIES = (
+    "finite",
+    "selection",
+    "feedback",
+    "gaussian",
+    "scatter",
+    "quantisation",
+    "laq",
+    "sign",
+    "ternary",
+    "natural",
+    "gspar",
+    "a2sgd",
+    "scalecom",
+    "sketch",
+)
+
+
+def warm(family: str) -> None:
+    """Compile one family (or load it from the cache) by running it on small inputs."""
+    import_module(f"thinwire.kernels.cpu.{family}").warm()

@@ -1,0 +1,96 @@
+"""Error feedback fused with selection: residual += gradient, take the selected entries out of the residual.
+
+A step can be undone exactly: pass `undo` and copy it back, or select without writing and commit afterwards.
+The residual is float32; the gradient may be float32, bfloat16 or float16.
+"""
+
+from torch import Tensor
+
+from thinwire.kernels import _check
+from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels.errors import PayloadError
+from thinwire.kernels.reference import feedback as reference
+from thinwire.kernels.scatter import ascending_in_range
+from thinwire.kernels.selection import checked_threshold
+
+
+def feedback_topk(
+    residual: Tensor, grad: Tensor, k: int, undo: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """residual += grad; take its exact top-k out: (indices, values of the sums), as `topk` orders them.
+
+    With `undo` (float32, same size, possibly the memory of `grad` itself) the old residual is written there
+    in the same pass; `residual.copy_(undo)` then restores it bit for bit.
+    """
+    _check_pair(residual, grad, undo)
+    return _impl(residual, grad).feedback_topk(residual, grad, _check.count(k, residual.numel()), undo)
+
+
+def feedback_gaussiank(
+    residual: Tensor, grad: Tensor, k: int, undo: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`feedback_topk` with Gaussian-k's threshold in place of the exact one: about k entries."""
+    _check_pair(residual, grad, undo)
+    return _impl(residual, grad).feedback_gaussiank(residual, grad, _check.count(k, residual.numel()), undo)
+
+
+def feedback_threshold(
+    residual: Tensor, grad: Tensor, t: float, undo: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`feedback_topk` with a fixed threshold: every |residual + grad| > t, and NaN."""
+    _check_pair(residual, grad, undo)
+    return _impl(residual, grad).feedback_threshold(residual, grad, checked_threshold(t), undo)
+
+
+def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What `feedback_topk` would select, writing nothing; `commit_feedback` finishes the step."""
+    _check_pair(residual, grad, None)
+    return _impl(residual, grad).select_feedback_topk(residual, grad, _check.count(k, residual.numel()))
+
+
+def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What `feedback_gaussiank` would select, writing nothing."""
+    _check_pair(residual, grad, None)
+    return _impl(residual, grad).select_feedback_gaussiank(residual, grad, _check.count(k, residual.numel()))
+
+
+def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """What `feedback_threshold` would select, writing nothing."""
+    _check_pair(residual, grad, None)
+    return _impl(residual, grad).select_feedback_threshold(residual, grad, checked_threshold(t))
+
+
+def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
+    """residual += grad, then zero at `indices` (strictly ascending int32), in one pass."""
+    _check_pair(residual, grad, None)
+    if not ascending_in_range(indices, residual.numel()):
+        raise PayloadError(f"indices must ascend strictly within [0, {residual.numel()})")
+    _impl(residual, grad, indices).commit_feedback(residual, grad, indices)
+
+
+def feedback_block(
+    residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None = None
+) -> Tensor:
+    """residual += grad; take the block [start, start + length) out of it, wrapping around the end."""
+    _check_pair(residual, grad, undo)
+    n = residual.numel()
+    if not 0 <= length <= n or not 0 <= start < max(n, 1):
+        raise ValueError(f"block [{start}, {start} + {length}) does not fit into {n} entries")
+    return _impl(residual, grad).feedback_block(residual, grad, start, length, undo)
+
+
+def _check_pair(residual: Tensor, grad: Tensor, undo: Tensor | None) -> None:
+    _check.flat_float32("residual", residual)
+    _check.flat_float("grad", grad)
+    _check.same_size("residual", residual, "grad", grad)
+    if undo is not None:
+        _check.flat_float32("undo", undo)
+        _check.same_size("residual", residual, "undo", undo)
+
+
+def _impl(*tensors: Tensor):
+    if on_cpu(*tensors):
+        from thinwire.kernels.cpu import feedback
+
+        return feedback
+    return reference

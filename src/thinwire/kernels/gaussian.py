@@ -1,0 +1,27 @@
+"""Gaussian-k: about k entries, by a threshold from the moments instead of a sort."""
+
+from torch import Tensor
+
+from thinwire.kernels import _check
+from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels.reference import gaussian as reference
+
+
+def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Entries above a two-sided normal threshold for k of them: (indices, values) as in `topk`.
+
+    The threshold is bracketed and bisected geometrically in at most eight counts until it keeps between 2k/3
+    and 4k/3 entries. If none does: with too many above, the exact top-k; with fewer but at least one, those;
+    with none at all (an all-zero tensor), the exact top-k, so k >= 1 always selects something. Non-finite
+    entries stay out of the moments and count as above every threshold.
+    """
+    _check.flat_float("x", x)
+    return _impl(x).gaussiank(x, _check.count(k, x.numel()))
+
+
+def _impl(x: Tensor):
+    if on_cpu(x):
+        from thinwire.kernels.cpu import gaussian
+
+        return gaussian
+    return reference

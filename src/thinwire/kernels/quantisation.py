@@ -1,0 +1,63 @@
+"""Stochastic b-bit quantisation with one scale per bucket (QSGD), packed into bytes.
+
+For b > 1 a code q in 0..2s means (q - s) * (scale / s) with s = 2^(b-1) - 1; for b = 1 it means
+(2 q - 1) * scale. Codes are packed little-endian, ceil(b n / 8) bytes. A zero bucket decodes to exact zeros;
+a bucket with a non-finite entry has scale NaN and decodes to NaN.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from thinwire.kernels import _check
+from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels._levels import NORMS, buckets
+from thinwire.kernels.reference import quantisation as reference
+
+
+def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Unbiased codes of `x`: (packed uint8, one float32 scale per `bucket` entries), norm "max" or "l2"."""
+    _check.flat_float("x", x)
+    _check.bit_width(bits)
+    _check_bucket(bucket)
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {NORMS}, not {norm!r}")
+    return _impl(x).quantise(x, bits, bucket, norm, seed)
+
+
+def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
+    """Decode one worker's payload into `out`."""
+    _check_payload(packed, scales, bits, bucket, numel)
+    _check.output(out, numel)
+    _impl(out, packed, scales).dequantise(packed, scales, bits, bucket, numel, out)
+
+
+def dequantise_mean(
+    packed: Sequence[Tensor], scales: Sequence[Tensor], bits: int, bucket: int, numel: int, out: Tensor
+) -> None:
+    """out = the mean of all workers' payloads, summed in rank order."""
+    _check.workers(packed, scales)
+    for codes, scale in zip(packed, scales, strict=True):
+        _check_payload(codes, scale, bits, bucket, numel)
+    _check.output(out, numel)
+    _impl(out, *packed, *scales).dequantise_mean(packed, scales, bits, bucket, numel, out)
+
+
+def _check_bucket(bucket: int) -> None:
+    if bucket < 1:
+        raise ValueError(f"bucket must be at least 1, got {bucket}")
+
+
+def _check_payload(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int) -> None:
+    _check.bit_width(bits)
+    _check_bucket(bucket)
+    _check.packed(packed, _check.packed_length(bits, numel))
+    _check.scales(scales, buckets(numel, bucket))
+
+
+def _impl(*tensors: Tensor):
+    if on_cpu(*tensors):
+        from thinwire.kernels.cpu import quantisation
+
+        return quantisation
+    return reference

@@ -1,0 +1,1 @@
+"""Plain torch versions of every kernel: any device, and what the compiled kernels are tested against."""

@@ -1,0 +1,36 @@
+"""Gaussian-k in plain torch."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels._gaussian import first_threshold, search
+from thinwire.kernels.reference import selection
+
+
+def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    if k == 0 or k == x.numel():
+        return selection.topk(x, k)
+    x = x.float()
+    mean, deviation = finite_moments(x)
+    first = first_threshold(mean, deviation, k, x.numel())
+    verdict = search(first, k, lambda t: int(selection.above(x, t).sum()))
+    if verdict.threshold is None or verdict.capped:
+        return selection.topk(x, k)
+    return selection.threshold(x, verdict.threshold)
+
+
+def finite_moments(x: Tensor) -> tuple[float, float]:
+    """Mean and unbiased standard deviation of the finite entries, in double precision."""
+    kept = x[torch.isfinite(x)].double()
+    n = kept.numel()
+    if n == 0:
+        return 0.0, 0.0
+    return moments_from_sums(n, float(kept.sum()), float((kept * kept).sum()))
+
+
+def moments_from_sums(n: int, total: float, squares: float) -> tuple[float, float]:
+    mean = total / n
+    variance = max(squares - total * mean, 0.0) / max(n - 1, 1)
+    return mean, math.sqrt(variance)

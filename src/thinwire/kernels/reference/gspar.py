@@ -1,0 +1,50 @@
+"""GSpar's probabilities and sampling in plain torch."""
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels._gspar import greedy
+from thinwire.kernels.reference._random import words
+
+_SIGN_BIT = -(2**31)
+
+
+def gspar_probabilities(x: Tensor, ratio: float, rounds: int) -> float:
+    return greedy(x.numel(), ratio, rounds, lambda lam: _tail(x, lam))
+
+
+def gspar_budget(x: Tensor, epsilon: float) -> float:
+    g = torch.sort(x.float()[torch.isfinite(x)].abs().double(), descending=True).values
+    if g.numel() == 0 or float(g[0]) == 0.0:
+        return 0.0
+    total = float(g.square().sum())
+    # tail sums over j > kappa, for kappa = 0 .. d - 1
+    first = g.flip(0).cumsum(0).flip(0)
+    second = g.square().flip(0).cumsum(0).flip(0)
+    fits = g * first <= epsilon * total + second
+    if not bool(fits.any()):
+        return 1.0 / float(g[-1]) if float(g[-1]) > 0 else 0.0
+    kappa = int(fits.long().argmax())
+    denominator = epsilon * total + float(second[kappa])
+    return float(first[kappa]) / denominator if denominator > 0 else 0.0
+
+
+def gspar_sample(x: Tensor, lam: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    wide = x.float()
+    p = wide.abs() * torch.tensor(lam, dtype=torch.float32)
+    certain = ~(p < 1.0)
+    draw = words(seed, x.numel(), x.device) >> 1
+    sampled = ~certain & (draw < (torch.where(certain, 0.0, p) * 2.0**31).long())
+    certain_index = torch.nonzero(certain).flatten()
+    index = torch.nonzero(sampled).flatten().to(torch.int32)
+    signed = torch.where(wide[sampled] < 0, index | _SIGN_BIT, index)
+    return certain_index.to(torch.int32), wide[certain_index], signed
+
+
+def _tail(x: Tensor, lam: float | None) -> tuple[int, float]:
+    """How many finite entries have lam |x| < 1, and their sum of magnitudes (all of them for None)."""
+    g = x.float().abs()
+    kept = torch.isfinite(g)
+    if lam is not None:
+        kept &= g * torch.tensor(lam, dtype=torch.float32) < 1.0
+    return int(kept.sum()), float(g[kept].double().sum())

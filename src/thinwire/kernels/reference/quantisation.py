@@ -1,0 +1,90 @@
+"""Stochastic b-bit quantisation in plain torch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels._levels import LARGEST, TINY_BOOST, TINY_SCALE, buckets, levels
+from thinwire.kernels.reference._random import uniforms
+
+
+def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
+    scales = bucket_scales(x, bucket, norm)
+    return pack(encode(x, scales, bits, bucket, seed), bits), scales
+
+
+def bucket_scales(x: Tensor, bucket: int, norm: str) -> Tensor:
+    n = x.numel()
+    count = buckets(n, bucket)
+    if count == 0:
+        return torch.empty(0, dtype=torch.float32, device=x.device)
+    padded = torch.zeros(count * bucket, dtype=torch.float32, device=x.device)
+    padded[:n] = x
+    rows = padded.view(count, bucket)
+    finite = torch.isfinite(rows).all(dim=1)
+    if norm == "max":
+        scales = rows.abs().amax(dim=1)
+    else:
+        scales = rows.double().square().sum(dim=1).sqrt().clamp(max=LARGEST).float()
+    return torch.where(finite, scales, torch.full_like(scales, torch.nan))
+
+
+def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int) -> Tensor:
+    """Codes 0..2s (b > 1) or 0..1 (b = 1), one byte each."""
+    n = x.numel()
+    s = levels(bits)
+    boost = torch.where(scales < TINY_SCALE, TINY_BOOST, 1.0).float()
+    inverse = s / (scales * boost)
+    usable = scales > 0  # false for zero and for NaN: those buckets send the middle code
+    boost = torch.where(usable, boost, 1.0)
+    inverse = torch.where(usable, inverse, 0.0)
+    where = torch.arange(n, device=x.device) // bucket
+    values = torch.where(usable[where], x.float(), 0.0)
+    y = ((values * boost[where]) * inverse[where]).clamp(-s, s)
+    u = uniforms(seed, n, x.device)
+    if bits == 1:
+        return (u < (y + 1.0) * 0.5).to(torch.uint8)
+    floor = y.floor()
+    return (floor + s + (u < y - floor)).to(torch.uint8)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    if bits == 8:
+        return codes
+    per_byte = 8 // bits
+    padded = torch.zeros(-(-codes.numel() // per_byte) * per_byte, dtype=torch.uint8, device=codes.device)
+    padded[: codes.numel()] = codes
+    columns = padded.view(-1, per_byte)
+    packed = torch.zeros(columns.shape[0], dtype=torch.uint8, device=codes.device)
+    for j in range(per_byte):
+        packed |= columns[:, j] << (bits * j)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
+    if bits == 8:
+        return packed[:numel]
+    mask = 2**bits - 1
+    columns = [(packed >> shift) & mask for shift in range(0, 8, bits)]
+    return torch.stack(columns, dim=1).flatten()[:numel]
+
+
+def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
+    out.copy_(decode(packed, scales, bits, bucket, numel))
+
+
+def dequantise_mean(
+    packed: Sequence[Tensor], scales: Sequence[Tensor], bits: int, bucket: int, numel: int, out: Tensor
+) -> None:
+    total = torch.zeros(numel, dtype=torch.float32, device=out.device)
+    for codes, scale in zip(packed, scales, strict=True):
+        total += decode(codes, scale, bits, bucket, numel)
+    out.copy_(total / len(packed))
+
+
+def decode(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int) -> Tensor:
+    codes = unpack(packed, bits, numel).float()
+    where = torch.arange(numel, device=packed.device) // bucket
+    centred = codes * 2.0 - 1.0 if bits == 1 else codes - levels(bits)
+    return centred * (scales / levels(bits))[where]

@@ -1,0 +1,20 @@
+"""Sparse mean in plain torch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def ascending_in_range(indices: Tensor, numel: int) -> bool:
+    if indices.numel() == 0:
+        return True
+    ascending = bool((indices[1:] > indices[:-1]).all())
+    return ascending and int(indices[0]) >= 0 and int(indices[-1]) < numel
+
+
+def scatter_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> None:
+    total = torch.zeros(out.numel(), dtype=torch.float32, device=out.device)
+    for where, what in zip(indices, values, strict=True):
+        total.index_add_(0, where, what.float())
+    out.copy_(total / len(indices))

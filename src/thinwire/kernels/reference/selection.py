@@ -1,0 +1,30 @@
+"""Selection by magnitude in plain torch."""
+
+import torch
+from torch import Tensor
+
+_MAGNITUDE_BITS = 0x7FFFFFFF
+
+
+def magnitudes(x: Tensor) -> Tensor:
+    """Magnitudes as integers that order like |x|, with NaN above infinity."""
+    return x.float().view(torch.int32) & _MAGNITUDE_BITS
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    order = torch.sort(magnitudes(x), descending=True, stable=True).indices
+    return take(x, torch.sort(order[:k]).values)
+
+
+def threshold(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    return take(x, torch.nonzero(above(x, t)).flatten())
+
+
+def above(x: Tensor, t: float) -> Tensor:
+    """Which entries exceed `t` in magnitude; NaN does, whatever `t` is."""
+    bits = torch.tensor(t, dtype=torch.float32).view(torch.int32).item()
+    return magnitudes(x) > bits
+
+
+def take(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    return indices.to(torch.int32), x[indices].float()

@@ -1,0 +1,25 @@
+"""TernGrad's codes in plain torch."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels._ternary import clipped_scale
+from thinwire.kernels.reference.quantisation import encode, pack
+
+
+def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, float]:
+    scale = _scale(x, clip_sigma)
+    scales = torch.tensor([scale], dtype=torch.float32, device=x.device)
+    return pack(encode(x, scales, 2, max(x.numel(), 1), seed), 2), scale
+
+
+def _scale(x: Tensor, clip_sigma: float | None) -> float:
+    if x.numel() == 0:
+        return 0.0
+    largest = float(x.float().abs().max())
+    if not math.isfinite(largest):
+        return math.nan
+    wide = x.double()
+    return clipped_scale(x.numel(), largest, float(wide.sum()), float((wide * wide).sum()), clip_sigma)

@@ -1,0 +1,45 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_inputs import DTYPES, FINITE_KINDS, quick, reference, same, vector, vectors
+
+from thinwire import kernels
+
+
+@quick
+@given(vectors(FINITE_KINDS), st.sampled_from(DTYPES))
+def test_means_equal_the_reference(x, dtype):
+    x = x.to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
+    assert kernels.two_means(x) == pytest.approx(
+        reference(lambda: kernels.two_means(x)), rel=1e-12, abs=1e-60
+    )
+
+
+@quick
+@given(vectors(), st.booleans(), st.sampled_from(DTYPES))
+def test_apply_equals_the_reference(x, in_place, dtype):
+    x = x.to(dtype)
+    expected = torch.empty_like(x)
+    reference(lambda: kernels.a2sgd_apply(x, 0.5, -0.25, 0.3, -0.75, expected))
+    out = x.clone() if in_place else torch.empty_like(x)
+    kernels.a2sgd_apply(out if in_place else x, 0.5, -0.25, 0.3, -0.75, out)
+    same(out, expected)
+
+
+@quick
+@given(vectors(FINITE_KINDS))
+def test_one_worker_changes_nothing(x):
+    mu = kernels.two_means(x)
+    out = torch.empty_like(x)
+    kernels.a2sgd_apply(x, *mu, *mu, out)
+    same(out, x)
+
+
+def test_empty_classes_and_non_finite_input():
+    assert kernels.two_means(torch.ones(5)) == (1.0, 0.0)
+    assert kernels.two_means(-torch.ones(5)) == (0.0, -1.0)
+    assert kernels.two_means(torch.zeros(0)) == (0.0, 0.0)
+    x = vector("normal", 1000, 0)
+    x[3] = torch.nan
+    assert any(m != m for m in kernels.two_means(x))  # noqa: PLR0124 - NaN

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_inputs import DTYPES, FINITE_KINDS, SIZES, quick, reference, same, vector, vectors
+
+from thinwire import kernels
+
+
+@quick
+@given(vectors(), st.sampled_from(DTYPES))
+def test_packing_equals_the_reference(x, dtype):
+    x = x.to(dtype)
+    packed = kernels.sign_pack(x)
+    same(packed, reference(lambda: kernels.sign_pack(x)))
+    n = x.numel()
+    assert packed.numel() == -(-n // 8)
+    out = torch.empty(n)
+    kernels.sign_unpack(packed, 0.25, n, out)
+    same(out, torch.where(x >= 0, 0.25, -0.25))
+
+
+@quick
+@given(vectors(FINITE_KINDS), st.sampled_from(DTYPES))
+def test_means_beside_the_bits(x, dtype):
+    x = x.to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
+    for name in ("sign_pack_mean", "onebit_pack"):
+        got = getattr(kernels, name)(x)
+        expected = reference(lambda name=name: getattr(kernels, name)(x))
+        same(got[0], expected[0])
+        assert got[1:] == pytest.approx(expected[1:], rel=1e-12, abs=1e-60)
+
+
+@quick
+@given(st.sampled_from(SIZES), st.integers(1, 9), st.sampled_from(DTYPES))
+def test_mean_over_workers_equals_the_reference(n, workers, dtype):
+    packed = [kernels.sign_pack(vector("normal", n, w)) for w in range(workers)]
+    scales = [0.3 + w for w in range(workers)]
+    others = [-0.1 * w for w in range(workers)]
+    for call in (
+        lambda out: kernels.sign_mean(packed, scales, n, out),
+        lambda out: kernels.onebit_mean(packed, scales, others, n, out),
+    ):
+        out, expected = torch.empty(n).to(dtype), torch.empty(n).to(dtype)
+        call(out)
+        reference(lambda call=call, expected=expected: call(expected))
+        same(out, expected)
+
+
+@quick
+@given(st.sampled_from(SIZES), st.sampled_from([1, 2, 3, 4, 7, 8, 15, 16, 17, 33]))
+def test_majority_equals_the_reference(n, workers):
+    packed = [kernels.sign_pack(vector("normal", n, w)) for w in range(workers)]
+    majority = kernels.sign_majority(packed, n)
+    same(majority, reference(lambda: kernels.sign_majority(packed, n)))
+
+
+def test_a_tie_is_positive():
+    n = 9
+    plus, minus = kernels.sign_pack(torch.ones(n)), kernels.sign_pack(-torch.ones(n))
+    same(kernels.sign_majority([plus, minus], n), plus)
+    same(kernels.sign_majority([minus, plus, minus], n), minus)
+
+
+def test_hostile_lengths_are_refused():
+    packed = kernels.sign_pack(torch.ones(100))
+    out = torch.zeros(100)
+    for bad in (packed[:-1], torch.cat([packed, packed]), packed.float(), packed[:0]):
+        with pytest.raises(kernels.PayloadError):
+            kernels.sign_unpack(bad, 1.0, 100, out)
+        with pytest.raises(kernels.PayloadError):
+            kernels.sign_mean([packed, bad], [1.0, 1.0], 100, out)
+        with pytest.raises(kernels.PayloadError):
+            kernels.sign_majority([packed, bad], 100)
+    with pytest.raises(kernels.PayloadError):
+        kernels.sign_mean([packed, packed], [1.0], 100, out)
+    with pytest.raises(kernels.PayloadError):
+        kernels.sign_majority([], 100)
