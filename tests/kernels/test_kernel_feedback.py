@@ -22,7 +22,7 @@ def call(rule, prefix, residual, grad, k, **options):
     st.integers(0, 9),
     choices,
     st.sampled_from(DTYPES),
-    st.sampled_from(UNDO),
+    undos,
     st.sampled_from(RULES),
 )
 def test_feedback_takes_the_selection_out_of_the_sum(grad, seed, choice, dtype, undo_kind, rule):
@@ -79,7 +79,7 @@ def test_selecting_then_committing_is_the_same_step(grad, seed, choice, dtype, r
     st.floats(0, 1),
     st.floats(0, 1),
     st.sampled_from(DTYPES),
-    st.sampled_from(UNDO),
+    undos,
 )
 def test_block_wraps_around(grad, seed, where, share, dtype, undo_kind):
     n = grad.numel()

@@ -8,7 +8,7 @@ from thinwire.kernels.reference import scalecom as reference
 
 
 def chunk_argmax(x: Tensor, chunk: int) -> Tensor:
-    """Where the largest magnitude is in every `chunk` entries (the last may be short), ranked as by `topk`."""
+    """Where the largest magnitude is in every `chunk` entries (the last may be short), ranked as `topk`."""
     _check.flat_float("x", x)
     _check_chunk(chunk)
     return _impl(x).chunk_argmax(x, chunk)
