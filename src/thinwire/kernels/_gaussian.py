@@ -21,6 +21,15 @@ class Verdict:
     capped: bool = False
 
 
+def moments_from_sums(n: int, total: float, squares: float) -> tuple[float, float]:
+    """Mean and unbiased standard deviation from count, sum and sum of squares."""
+    if n == 0:
+        return 0.0, 0.0
+    mean = total / n
+    variance = max(squares - total * mean, 0.0) / max(n - 1, 1)
+    return mean, math.sqrt(variance)
+
+
 def first_threshold(mean: float, deviation: float, k: int, numel: int) -> float:
     """The magnitude that a normal distribution exceeds with probability k / numel, both tails together."""
     quantile = NormalDist().inv_cdf(1.0 - 0.5 * k / numel)

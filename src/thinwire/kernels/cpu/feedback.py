@@ -1,17 +1,166 @@
-"""Not compiled yet: the torch reference."""
+"""Error feedback on the CPU: the first pass adds the gradient and already collects or sums.
 
-from thinwire.kernels.reference.feedback import (  # noqa: F401
-    accumulate,
-    commit_feedback,
-    feedback_block,
-    feedback_gaussiank,
-    feedback_threshold,
-    feedback_topk,
-    select_feedback_gaussiank,
-    select_feedback_threshold,
-    select_feedback_topk,
+Top-k takes every sum above a sampled threshold out of the residual while it is in the cache, and puts the few
+back that the exact selection rejects, so the entries sent are not touched again.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.cpu import _accumulate, _collect, _pool, _scratch
+from thinwire.kernels.cpu._exact import keep_largest
+from thinwire.kernels.cpu._jit import F32, F64, I32
+from thinwire.kernels.cpu._source import Source, view
+from thinwire.kernels.cpu._sums import total_of
+from thinwire.kernels.cpu.gaussian import gaussiank_of, select_by_moments
+from thinwire.kernels.cpu.selection import (
+    collect_counted,
+    empty_selection,
+    guess_threshold,
+    magnitude_bits,
+    threshold_of,
+    topk_of,
 )
 
 
+def feedback_topk(residual: Tensor, grad: Tensor, k: int, undo: Tensor | None) -> tuple[Tensor, Tensor]:
+    guess = guess_threshold(Source(residual, grad), k) if k else None
+    if guess is None:
+        _add(residual, grad, undo)
+        return _take(residual, *topk_of(Source(residual), k))
+    found = _taken(residual, grad, undo, *guess)
+    if found is None or len(found[0]) < k:
+        if found is not None:
+            _accumulate.put_back(view(residual), *found)
+        return _take(residual, *topk_of(Source(residual), k))
+    indices, values = empty_selection(k)
+    keep_largest(*found, k, indices.numpy(), values.numpy(), view(residual))
+    return indices, values
+
+
+def feedback_gaussiank(residual: Tensor, grad: Tensor, k: int, undo: Tensor | None) -> tuple[Tensor, Tensor]:
+    source = Source(residual)
+    if k == 0 or k == source.numel:
+        _add(residual, grad, undo)
+        return _take(residual, *topk_of(source, k))
+
+    def work(r: F32, g: F32, u: F32 | None, swap: bool, _: int) -> F64:
+        rows = np.zeros((-(-len(r) // _pool.GRAIN), 3), np.float64)
+        _accumulate.accumulate_moments(r, g, u, swap, _pool.GRAIN, rows)
+        return rows
+
+    sums = total_of(_accumulate.run(residual, grad, undo, work))
+    return _take(residual, *select_by_moments(source, k, sums))
+
+
+def feedback_threshold(
+    residual: Tensor, grad: Tensor, t: float, undo: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    above = magnitude_bits(t)
+
+    def work(r: F32, g: F32, u: F32 | None, swap: bool, _: int) -> int:
+        return _accumulate.accumulate_counting(r, g, u, swap, above)
+
+    counts = _accumulate.run(residual, grad, undo, work)
+    source = Source(residual)
+    if not _accumulate.direct(grad):
+        counts = source.run(lambda a, b, _: _collect.count(a, b, above))  # cut as the source will be
+    indices, values = empty_selection(sum(counts))
+    collect_counted(source, above, counts, indices.numpy(), values.numpy())
+    return _take(residual, indices, values)
+
+
+def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return topk_of(Source(residual, grad), k)
+
+
+def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return gaussiank_of(Source(residual, grad), k)
+
+
+def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    return threshold_of(Source(residual, grad), t)
+
+
+def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
+    where = indices.numpy()
+    _accumulate.run(
+        residual, grad, None, lambda r, g, u, swap, lo: _accumulate.accumulate_zeroing(r, g, lo, where)
+    )
+
+
+def feedback_block(residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None) -> Tensor:
+    _add(residual, grad, undo)
+    values = torch.empty(length, dtype=torch.float32)
+    first = min(length, residual.numel() - start)
+    for block, to in (
+        (residual[start : start + first], values[:first]),
+        (residual[: length - first], values[first:]),
+    ):
+        to.copy_(block)
+        block.zero_()
+    return values
+
+
+def _add(residual: Tensor, grad: Tensor, undo: Tensor | None) -> None:
+    if undo is None:
+        residual.add_(grad)
+    else:
+        _accumulate.run(residual, grad, undo, lambda r, g, u, swap, _: _accumulate.accumulate(r, g, u, swap))
+
+
+def _take(residual: Tensor, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    _accumulate.zero_at(view(residual), indices.numpy())
+    return indices, values
+
+
+def _taken(
+    residual: Tensor, grad: Tensor, undo: Tensor | None, above: int, room: int
+) -> tuple[I32, F32] | None:
+    """Accumulate, and take the sums above out of the residual.
+
+    None means that there was no room for all of them: the residual is then the plain sum.
+    """
+    capacity = room + _collect.TILE
+    one_by_one = not _accumulate.direct(grad)
+    ranges = 1 if one_by_one else len(_pool.cuts(residual.numel()))
+    indices = _scratch.array("survivors", np.int32, capacity * ranges)
+    values = _scratch.array("survivors", np.float32, capacity * ranges)
+    ends: dict[int, int] = {}
+    firsts = {0: 0} if one_by_one else {lo: j for j, (lo, _) in enumerate(_pool.cuts(residual.numel()))}
+
+    def work(r: F32, g: F32, u: F32 | None, swap: bool, lo: int) -> bool:
+        slot = 0 if one_by_one else firsts[lo]
+        mine = slice(slot * capacity, (slot + 1) * capacity)
+        at = ends.get(slot, 0)
+        end, reached = _accumulate.accumulate_taking(
+            r, g, u, swap, lo, above, indices[mine], values[mine], at
+        )
+        ends[slot] = end
+        if reached < len(r):
+            rest = None if u is None else u[reached:]
+            _accumulate.accumulate(r[reached:], g[reached:], rest, swap)
+        return reached < len(r)
+
+    overflowed = any(_accumulate.run(residual, grad, undo, work))
+    if overflowed:
+        for slot, end in ends.items():
+            mine = slice(slot * capacity, slot * capacity + end)
+            _accumulate.put_back(view(residual), indices[mine], values[mine])
+        return None
+    total = [(ends.get(slot, 0), False) for slot in range(ranges)]
+    return _collect.joined(total, capacity, capacity * ranges, indices, values)
+
+
 def warm() -> None:
-    pass
+    grad = torch.arange(-100.0, 100.0)
+    for undo in (None, torch.empty(200), grad):
+        residual = torch.zeros(200)
+        feedback_topk(residual, grad, 10, undo)
+        feedback_gaussiank(residual, grad, 10, undo)
+        feedback_threshold(residual, grad, 3.0, undo)
+        feedback_block(residual, grad, 150, 100, undo)
+    indices, _ = select_feedback_topk(residual, grad, 10)
+    commit_feedback(residual, grad, indices)
+    _accumulate.put_back(view(residual), indices.numpy(), np.zeros(10, np.float32))

@@ -1,7 +1,57 @@
-"""Not compiled yet: the torch reference."""
+"""Gaussian-k on the CPU: moments in one pass, then compaction passes that double as counts."""
 
-from thinwire.kernels.reference.gaussian import finite_moments, gaussiank, moments_from_sums  # noqa: F401
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels._gaussian import first_threshold, moments_from_sums, search
+from thinwire.kernels.cpu import _collect
+from thinwire.kernels.cpu._jit import F32, I32
+from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._sums import finite_sums
+from thinwire.kernels.cpu.selection import magnitude_bits, topk_of
+
+
+def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return gaussiank_of(Source(x), k)
+
+
+def gaussiank_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
+    if k == 0 or k == source.numel:
+        return topk_of(source, k)
+    return select_by_moments(source, k, finite_sums(source))
+
+
+def select_by_moments(source: Source, k: int, sums: tuple[int, float, float]) -> tuple[Tensor, Tensor]:
+    most = 4 * k // 3
+    last: tuple[float, tuple[I32, F32]] | None = None
+
+    def count(t: float) -> int:
+        nonlocal last
+        found = _collect.survivors(source, magnitude_bits(t), most)
+        if found is None:
+            return most + 1  # it stopped early: too many is all that the search needs to know
+        last = t, found
+        return len(found[0])
+
+    first = first_threshold(*moments_from_sums(*sums), k, source.numel)
+    verdict = search(first, k, count)
+    if verdict.threshold is None or verdict.capped:
+        return topk_of(source, k)
+    if last is None or last[0] != verdict.threshold:
+        last = verdict.threshold, _collected(source, verdict.threshold, most)
+    indices, values = last[1]
+    return torch.from_numpy(indices.copy()), torch.from_numpy(values.copy())
+
+
+def _collected(source: Source, t: float, room: int) -> tuple[I32, F32]:
+    found = _collect.survivors(source, magnitude_bits(t), room)
+    assert found is not None, "the search has counted no more than this"
+    return found
 
 
 def warm() -> None:
-    pass
+    x = torch.arange(-100.0, 100.0)
+    for source in (Source(x), Source(x, x)):
+        gaussiank_of(source, 10)
+    gaussiank(x * np.inf, 10)

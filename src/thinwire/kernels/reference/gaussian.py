@@ -1,11 +1,9 @@
 """Gaussian-k in plain torch."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from thinwire.kernels._gaussian import first_threshold, search
+from thinwire.kernels._gaussian import first_threshold, moments_from_sums, search
 from thinwire.kernels.reference import selection
 
 
@@ -24,13 +22,5 @@ def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def finite_moments(x: Tensor) -> tuple[float, float]:
     """Mean and unbiased standard deviation of the finite entries, in double precision."""
     kept = x[torch.isfinite(x)].double()
-    n = kept.numel()
-    if n == 0:
-        return 0.0, 0.0
-    return moments_from_sums(n, float(kept.sum()), float((kept * kept).sum()))
+    return moments_from_sums(kept.numel(), float(kept.sum()), float((kept * kept).sum()))
 
-
-def moments_from_sums(n: int, total: float, squares: float) -> tuple[float, float]:
-    mean = total / n
-    variance = max(squares - total * mean, 0.0) / max(n - 1, 1)
-    return mean, math.sqrt(variance)

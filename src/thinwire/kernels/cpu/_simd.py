@@ -1,0 +1,142 @@
+# pyright: basic
+# Numba's intrinsics are built from untyped LLVM objects; the signatures below are what callers rely on.
+"""Sixty-four lanes at a time, for what Numba's loops do not vectorise: bit masks of comparisons, and back.
+
+The operations are written as generic LLVM vectors, so any processor can run them; none checks bounds: the
+caller makes sure that 64 entries exist at the given offset.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 64
+
+_MASK = ir.IntType(LANES)
+_INTS = ir.VectorType(ir.IntType(32), LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_BITS = ir.VectorType(ir.IntType(1), LANES)
+
+
+def _pointer(context, builder, array_type, array, offset, vector):
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(cgutils.gep_inbounds(builder, data, offset), vector.as_pointer())
+
+
+def _load(context, builder, array_type, array, offset, vector):
+    return builder.load(_pointer(context, builder, array_type, array, offset, vector), align=4)
+
+
+def _splat(builder, scalar, vector):
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _constant(vector, value):
+    return ir.Constant(vector, [value] * LANES)
+
+
+@intrinsic
+def above64(typingctx, array, offset, bits):
+    """above64(float32 array, offset, int32 bits) -> uint64: lane j is set if |array[offset + j]| > bits.
+
+    Magnitudes compare as integers: NaN is above everything.
+    """
+
+    def codegen(context, builder, signature, args):
+        lanes = _load(context, builder, signature.args[0], args[0], args[1], _INTS)
+        magnitude = builder.and_(lanes, _constant(_INTS, 0x7FFFFFFF))
+        above = builder.icmp_signed(">", magnitude, _splat(builder, args[2], _INTS))
+        return builder.bitcast(above, _MASK)
+
+    return types.uint64(array, types.intp, types.int32), codegen
+
+
+@intrinsic
+def equal64(typingctx, array, offset, bits):
+    """equal64(float32 array, offset, int32 bits) -> uint64: lane j is set if |array[offset + j]| == bits."""
+
+    def codegen(context, builder, signature, args):
+        lanes = _load(context, builder, signature.args[0], args[0], args[1], _INTS)
+        magnitude = builder.and_(lanes, _constant(_INTS, 0x7FFFFFFF))
+        equal = builder.icmp_signed("==", magnitude, _splat(builder, args[2], _INTS))
+        return builder.bitcast(equal, _MASK)
+
+    return types.uint64(array, types.intp, types.int32), codegen
+
+
+@intrinsic
+def nonnegative64(typingctx, array, offset):
+    """nonnegative64(float32 array, offset) -> uint64: lane j is set if array[offset + j] >= 0."""
+
+    def codegen(context, builder, signature, args):
+        lanes = _load(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        return builder.bitcast(builder.fcmp_ordered(">=", lanes, _constant(_FLOATS, 0.0)), _MASK)
+
+    return types.uint64(array, types.intp), codegen
+
+
+@intrinsic
+def add_choice64(typingctx, array, offset, mask, plus, minus):
+    """add_choice64(float32 array, offset, uint64, float32, float32): add `plus` where set, `minus` elsewhere."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        chosen = builder.select(
+            builder.bitcast(args[2], _BITS), _splat(builder, args[3], _FLOATS), _splat(builder, args[4], _FLOATS)
+        )
+        builder.store(builder.fadd(builder.load(pointer, align=4), chosen), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.uint64, types.float32, types.float32), codegen
+
+
+@intrinsic
+def add_signed64(typingctx, target, at, source, offset, mask):
+    """add_signed64(float32 target, at, float32 source, offset, uint64): target += source, negated where unset."""
+
+    def codegen(context, builder, signature, args):
+        lanes = _load(context, builder, signature.args[2], args[2], args[3], _FLOATS)
+        signed = builder.select(builder.bitcast(args[4], _BITS), lanes, builder.fneg(lanes))
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        builder.store(builder.fadd(builder.load(pointer, align=4), signed), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, source, types.intp, types.uint64), codegen
+
+
+@intrinsic
+def copy_signed64(typingctx, target, at, source, offset, mask):
+    """copy_signed64(float32 target, at, float32 source, offset, uint64): target = source, negated where unset."""
+
+    def codegen(context, builder, signature, args):
+        lanes = _load(context, builder, signature.args[2], args[2], args[3], _FLOATS)
+        signed = builder.select(builder.bitcast(args[4], _BITS), lanes, builder.fneg(lanes))
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        builder.store(signed, pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, source, types.intp, types.uint64), codegen
+
+
+@intrinsic
+def lowest_bit(typingctx, mask):
+    """lowest_bit(uint64) -> int64: the position of the lowest set bit (64 if there is none)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def pointer_to(typingctx, address, element):
+    """pointer_to(uint64 address, Numba type) -> a pointer for `numba.carray`; the caller keeps the memory."""
+    pointer = types.CPointer(element.instance_type)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    return pointer(types.uint64, element), codegen
