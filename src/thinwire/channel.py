@@ -167,7 +167,9 @@ async def together(tasks: Sequence[Task], place: Place, *, step: int, context: i
         for index, task in enumerate(tasks):
             _advance(index, task, None, waiting)
         while waiting:
-            asking = {i: r for i, r in waiting.items() if not isinstance(r, _Settle)}
+            asking: dict[int, _Request] = {
+                index: request for index, request in waiting.items() if not isinstance(request, _Settle)
+            }
             if asking:
                 answers = await rounds.perform(asking)
             else:
@@ -200,6 +202,8 @@ class _Rounds:
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
         means = {i: r for i, r in asking.items() if isinstance(r, _Mean)}
+        if len(means) == len(asking):
+            return await self._means(means)
         gathers = {i: r for i, r in asking.items() if isinstance(r, _Gather)}
         scatters = {i: r for i, r in asking.items() if isinstance(r, _Scatter)}
         broadcasts = {i: r for i, r in asking.items() if isinstance(r, _Broadcast)}

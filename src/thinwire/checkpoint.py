@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from thinwire.errors import StateError
-from thinwire.states import Entries, check_entries
+from thinwire.states import Entries, Kept, check_entries
 
 if TYPE_CHECKING:
     from thinwire.session import Session
@@ -38,17 +39,19 @@ def load(
 ) -> None:
     if on_resize not in (None, "sum", "drop"):
         raise StateError(f'on_resize must be "sum" or "drop", not {on_resize!r}')
-    states = [given] if isinstance(given, Mapping) else list(given)
-    if not states:
-        raise StateError("no state was given: a rank without one of its own loads any with on_resize='drop'")
+    states = _as_list(given)
     checked = [_check(session, state) for state in states]
     first = states[0]
     for state in states[1:]:
         for key in ("step", "size", "scale"):
             if state[key] != first[key]:
                 raise StateError(f"the given states differ in their {key}: {first[key]} and {state[key]}")
+    ranks = [int(state["rank"]) for state in states]
+    if len(set(ranks)) < len(ranks):
+        twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+        raise StateError(f"the state of rank {twice} was given twice: its residuals would count double")
     old_size, new_size = int(first["size"]), session.place.size
-    entries = checked[0]
+    kept = checked[0]
     if old_size != new_size or len(states) > 1:
         if on_resize is None:
             raise StateError(
@@ -56,35 +59,51 @@ def load(
                 "belong to ranks, so choose: on_resize='sum' (give every old rank's state to exactly one new "
                 "rank; nothing is lost) or on_resize='drop' (residuals start at zero)"
             )
-        residuals = _residual_fields(session)
-        entries = (
-            _drop(entries, residuals)
-            if on_resize == "drop"
-            else _sum(checked, residuals, new_size / old_size)
-        )
-    elif int(first["rank"]) != session.place.rank:
+        kept = _drop(kept) if on_resize == "drop" else _sum(checked, new_size / old_size)
+    elif ranks[0] != session.place.rank:
         raise StateError(
-            f"the checkpoint was written by rank {first['rank']}, this is rank {session.place.rank}: "
+            f"the checkpoint was written by rank {ranks[0]}, this is rank {session.place.rank}: "
             "each rank loads its own"
         )
-    session.replace_state(entries, int(first["step"]), float(first["scale"]))
+    session.replace_state(kept, int(first["step"]), float(first["scale"]))
 
 
-def _check(session: Session, state: Mapping[str, Any]) -> Entries:
-    needed = save_keys()
-    missing = [key for key in needed if key not in state]
+def _as_list(given: object) -> list[Mapping[str, Any]]:
+    if isinstance(given, Mapping):
+        return [cast("Mapping[str, Any]", given)]
+    if not isinstance(given, Sequence) or not all(
+        isinstance(state, Mapping) for state in cast("Sequence[object]", given)
+    ):
+        raise StateError(
+            f"a state is what state_dict() returned, or a list of such, not {type(given).__name__}"
+        )
+    states = list(cast("Sequence[Mapping[str, Any]]", given))
+    if not states:
+        raise StateError("no state was given: a rank without one of its own loads any with on_resize='drop'")
+    return states
+
+
+def _check(session: Session, state: Mapping[str, Any]) -> Kept:
+    missing = [key for key in save_keys() if key not in state]
     if missing:
         raise StateError(f"this is not a thinwire checkpoint: it has no {missing[0]!r}")
     if state["format"] != FORMAT:
-        raise StateError(f"the checkpoint has format {state['format']}, this version reads {FORMAT}")
+        raise StateError(f"the checkpoint has format {state['format']!r}, this version reads {FORMAT}")
     for key, own in (("method", str(session.method)), ("seed", session.seed)):
         if state[key] != own:
             raise StateError(f"the checkpoint's {key} is {state[key]!r}, this session's is {own!r}")
-    for key, kind in (("rank", int), ("size", int), ("step", int), ("scale", (int, float))):
-        if isinstance(state[key], bool) or not isinstance(state[key], kind) or state[key] < 0:
-            raise StateError(f"the checkpoint's {key} is {state[key]!r}, which cannot be")
+    for key, lowest in (("size", 1), ("rank", 0), ("step", 0)):
+        value = state[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise StateError(f"the checkpoint's {key} is {value!r}, which cannot be")
+    if state["rank"] >= state["size"]:
+        raise StateError(f"the checkpoint's rank is {state['rank']} of {state['size']}, which cannot be")
+    scale = state["scale"]
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise StateError(f"the checkpoint's scale is {scale!r}, which cannot be")
     _compare_parameters(state["parameters"], _parameters(session))
-    return check_entries(state["state"], session.checkpoint_slots(), session.route.exchange_for)
+    layouts = session.checkpoint_layouts()
+    return check_entries(state["state"], layouts, session.route.exchange_for, complete=state["step"] > 0)
 
 
 def save_keys() -> tuple[str, ...]:
@@ -96,46 +115,42 @@ def _parameters(session: Session) -> list[list[Any]]:
 
 
 def _compare_parameters(theirs: object, ours: list[list[Any]]) -> None:
-    if not isinstance(theirs, Sequence):
+    if not isinstance(theirs, Sequence) or isinstance(theirs, str):
         raise StateError("the checkpoint's list of parameters is not a list")
-    listed = cast("Sequence[Sequence[Any]]", theirs)
+    listed = cast("Sequence[object]", theirs)
     for position in range(max(len(listed), len(ours))):
-        saved = list(listed[position]) if position < len(listed) else None
-        own = ours[position] if position < len(ours) else None
+        saved = _name(listed[position]) if position < len(listed) else "nothing"
+        own = _name(ours[position]) if position < len(ours) else "nothing"
         if saved != own:
             raise StateError(
-                f"the checkpoint is of another model: parameter number {position} is "
-                f"{_name(saved)} there and {_name(own)} here"
+                f"the checkpoint is of another model: parameter number {position} is {saved} there and "
+                f"{own} here"
             )
 
 
-def _name(entry: list[Any] | None) -> str:
-    return "nothing" if entry is None else f"{entry[0]!r} {tuple(entry[1])} {entry[2]}"
+def _name(entry: object) -> str:
+    match entry:
+        case [name, [*shape], dtype]:
+            return f"{name!r} {tuple(shape)} {dtype}"
+        case _:
+            return f"{entry!r}"
 
 
-def _residual_fields(session: Session) -> dict[str, set[str]]:
-    from thinwire.layout import Layout
-
-    fields: dict[str, set[str]] = {}
-    for name, slot in session.checkpoint_slots().items():
-        layout = Layout.of([(name, slot.shape)], device="meta")
-        fields[name] = set(session.route.exchange_for(slot).init(layout).tensors("residual"))
-    return fields
-
-
-def _drop(entries: Entries, residuals: Mapping[str, set[str]]) -> Entries:
-    return {
-        name: {f: t for f, t in kept.items() if f not in residuals.get(name, set())}
-        for name, kept in entries.items()
+def _drop(kept: Kept) -> Kept:
+    """Residuals start at zero; what is equal on all ranks is kept."""
+    zeros = {
+        name: {field: torch.zeros_like(tensor) for field, tensor in fields.items()}
+        for name, fields in kept.residuals.items()
     }
+    return Kept(zeros, kept.replicated)
 
 
-def _sum(states: Sequence[Entries], residuals: Mapping[str, set[str]], weight: float) -> Entries:
+def _sum(states: Sequence[Kept], weight: float) -> Kept:
     """A residual r on W old ranks stands for r/W in the mean: on W' ranks that is r W'/W."""
-    total: Entries = {name: dict(kept) for name, kept in states[0].items()}
-    for name, kept in total.items():
-        for field in kept:
-            if field in residuals.get(name, set()):
-                pieces = [state[name][field] for state in states if field in state.get(name, {})]
-                kept[field] = torch.stack(pieces).sum(0) * weight
-    return total
+    total: Entries = {}
+    for name, fields in states[0].residuals.items():
+        total[name] = {
+            field: torch.stack([state.residuals[name][field] for state in states]).sum(0) * weight
+            for field in fields
+        }
+    return Kept(total, states[0].replicated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 
@@ -27,6 +27,7 @@ class Traits:
     - memoryless: no state and no randomness, so there is nothing to settle
     - ragged: the payload's length depends on the data
     - owns_momentum: does what the optimizer's momentum does, which must then be off
+    - rounding: relative error of one sum on the wire
     - scope: over what one run extends
     """
 
@@ -37,6 +38,7 @@ class Traits:
     memoryless: bool = False
     ragged: bool = False
     owns_momentum: bool = False
+    rounding: float = 2.0**-24
     scope: Scope = "tensor"
 
 
@@ -94,6 +96,15 @@ class Exchange(ABC):
     @abstractmethod
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         """Bytes that a rank hands to the channel in a step (frame headers apart); None if data-dependent."""
+
+    def exact(self) -> Exchange | None:
+        """This method so configured that it loses nothing and equals the dense mean, if that is possible."""
+        return None
+
+    def pending(self, state: Any) -> torch.Tensor | None:
+        """What this rank still owes the mean, per coordinate and in the gradient's unit."""
+        owed = list(cast(State, state).tensors("residual").values())
+        return sum(owed[1:], owed[0]) if owed and owed[0].numel() else None
 
     def options(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+import hashlib
+from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from thinwire.errors import ThinwireError
-from thinwire.liveness import timeout_of
+from thinwire.errors import PeerError, ThinwireError
+from thinwire.liveness import own_store, timeout_of
 
 
 def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.ProcessGroup]:
@@ -22,12 +24,49 @@ def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.Proc
     ranks = dist.get_process_group_ranks(parent)
     if dist.get_rank() not in ranks:
         raise ThinwireError(f"rank {dist.get_rank()} is not in the process group of ranks {ranks}")
-    backend = dist.get_backend(parent)
-    made: list[dist.ProcessGroup] = []
-    for _ in range(count):
-        # Local synchronisation: ranks outside the group need not take part.
-        group = dist.new_group(
-            ranks, timeout=timeout_of(parent), backend=backend, use_local_synchronization=True
+    return [_private_group(parent, ranks) for _ in range(count)]
+
+
+def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+    """Like `new_group(ranks)`, but only these ranks take part, and under a name that was never used before.
+
+    `new_group` offers both only apart: with local synchronisation it names a group by its ranks and the
+    number of groups this process happens to be in. That number differs between ranks as soon as the
+    program has a smaller group, and it comes back after a group was destroyed: the next group then finds
+    the dead one's addresses in the store. Either way the ranks wait for each other in vain.
+    """
+    me, timeout = dist.get_rank(), timeout_of(parent)
+    listing = hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()[:12]
+    store = own_store()
+    number = store.add(f"thinwire/groups/{listing}/{me}", 1)
+    name = f"thinwire-{listing}-{number}"
+    _muster(store, name, ranks, me, timeout)
+    helpers = cast(Any, c10d)
+    try:
+        group, _ = helpers._new_process_group_helper(
+            len(ranks),
+            ranks.index(me),
+            ranks,
+            helpers.Backend(dist.get_backend(parent)),
+            helpers._get_default_store(),
+            name,
+            timeout=timeout,
         )
-        made.append(cast(dist.ProcessGroup, group))
-    return made
+    except RuntimeError as error:
+        raise PeerError(f"attach failed on rank {me}: no connection to the ranks {ranks}: {error}") from error
+    helpers._world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(ranks)}
+    return cast(dist.ProcessGroup, group)
+
+
+def _muster(store: Any, name: str, ranks: list[int], me: int, timeout: timedelta) -> None:
+    """Wait until every rank is at this point, or name those who did not come."""
+    keys = {rank: f"{name}/here/{rank}" for rank in ranks}
+    store.set(keys[me], "")
+    try:
+        store.wait(list(keys.values()), timeout)
+    except RuntimeError as error:
+        missing = ", ".join(str(rank) for rank, key in keys.items() if not store.check([key]))
+        raise PeerError(
+            f"attach failed on rank {me}: no word from rank {missing} for {timeout.total_seconds():g} s: "
+            "dead, stalled or gone another way. Every rank must attach, and several models in the same order"
+        ) from error

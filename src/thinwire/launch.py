@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ class WorkerFailedError(RuntimeError):
 
 
 def _send(line: Connection, kind: str, content: object) -> None:
-    # Pickled here, by value: the pipe's own pickler would share tensors through the sender, which may be gone.
+    # Pickled here, by value: the pipe's own pickler shares tensors through the sender, which may be gone.
     line.send_bytes(pickle.dumps((kind, content)))
 
 
@@ -81,7 +81,7 @@ def start_local(
     context.set_forkserver_preload(["thinwire"])
     # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    lines: dict[Connection, int] = {}
+    lines: dict[Any, int] = {}
     processes: list[Any] = []
     outcomes = [Outcome(rank) for rank in range(workers)]
     try:
@@ -111,21 +111,21 @@ def start_local(
 
 
 def _listen(
-    lines: dict[Connection, int],
+    lines: dict[Any, int],
     outcomes: list[Outcome],
     processes: list[Any],
     timeout: float,
     on_report: Callable[[int, Any], None] | None,
 ) -> None:
     deadline = time.monotonic() + timeout
-    open_lines: dict[Any, int] = dict(lines)
+    open_lines = dict(lines)
     while open_lines:
         ready = wait(list(open_lines), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             for rank in open_lines.values():
                 outcomes[rank].error = f"still running after {timeout:g} seconds"
             return
-        for line in ready:
+        for line in cast("list[Connection]", ready):
             rank = open_lines[line]
             try:
                 kind, content = pickle.loads(line.recv_bytes())

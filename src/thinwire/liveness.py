@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 from typing import Any, cast
@@ -17,12 +18,12 @@ GRACE_SECONDS = 3.0
 class Liveness:
     """Turns a failed operation into a `PeerError` that names those who did not report."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, session: str) -> None:
         self._rank = group.rank()
         self._size = group.size()
-        self._ranks = cast("list[int]", dist.get_process_group_ranks(group))
-        self._prefix = f"thinwire/{group.group_name}"
-        self._store = _store()
+        self._ranks = dist.get_process_group_ranks(group)
+        self._prefix = f"thinwire/reports/{session}"  # one for all lanes: a rank reports its first failure
+        self._store = own_store()
         self.timeout = timeout_of(group)
 
     def diagnose(self, operation: str, error: BaseException) -> PeerError:
@@ -37,9 +38,11 @@ class Liveness:
                 names = ", ".join(str(rank) for rank in silent)
                 who = f"no word from rank {names}: dead, stalled or gone another way"
                 who += f" (also waiting: {heard})" if heard else ""
+            elif all(what == operation for what in known.values()):
+                who = "every rank reports this failure: one came later than the timeout, perhaps this one"
             else:
                 who = f"every rank is alive, but they stopped in different operations: {heard}"
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        cause = _plain(str(error)) or type(error).__name__
         return PeerError(f"{operation} failed on rank {self._ranks[self._rank]}: {who}. Cause: {cause}")
 
     def _reports(self, operation: str) -> dict[int, str] | None:
@@ -58,7 +61,13 @@ class Liveness:
         return known
 
 
-def _store() -> Any:
+def _plain(text: str) -> str:
+    """The first line of a message of gloo's, without the place in its source and the advice behind it."""
+    line = text.strip().partition("\n")[0]
+    return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).partition(" This is typically")[0].rstrip(". ")
+
+
+def own_store() -> Any:
     """A connection of our own to the default store: one that waits must not block the others."""
     store = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     clone = getattr(store, "clone", None)

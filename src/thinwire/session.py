@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,9 +21,10 @@ from thinwire.groups import private_groups
 from thinwire.handshake import agree
 from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter, Tally
+from thinwire.plan import Group, View, plan
 from thinwire.registry import parse
 from thinwire.route import Route
-from thinwire.states import StateStore
+from thinwire.states import Kept, StateStore
 
 log = logging.getLogger("thinwire")
 
@@ -33,24 +33,6 @@ class LossScale(Protocol):
     """What a session needs of `torch.amp.GradScaler`."""
 
     def get_scale(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class View:
-    """One parameter's gradient: where it lies, and where its mean is to be written (may be the same)."""
-
-    slot: Slot
-    x: torch.Tensor
-    out: torch.Tensor
-
-
-@dataclass
-class _Group:
-    """Tensors that one run of one exchange serves."""
-
-    exchange: Exchange
-    layout: Layout
-    views: list[View]
 
 
 class Session:
@@ -101,6 +83,7 @@ class Session:
         self._scaler = scaler
         self._lock = threading.Lock()
         self._announced = False
+        self._lanes = lanes
         self._before_step = Tally()
         self._tensors: dict[str, tuple[Slot, torch.dtype]] = {}
         for name, tensor in named_parameters:
@@ -109,18 +92,31 @@ class Session:
             self._tensors[name] = (Slot(name, tuple(tensor.shape), 0), tensor.dtype)
         if not self._tensors:
             raise ConfigError("there are no parameters to average")
+        self._layouts: dict[tuple[str, torch.device], Layout] = {}
+        self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
+        self._position = {name: position for position, name in enumerate(self._tensors)}
         self.remembers = any(
             not self.route.exchange_for(slot).traits.memoryless for slot, _ in self._tensors.values()
         )
         self.wires: list[ProcessGroupWire] = []
         if place is None:
-            groups = private_groups(process_group, lanes)
-            self.wires = [ProcessGroupWire(group, self.meter) for group in groups]
-            place = self.wires[0].place
+            place = self._open(process_group)
         self.place = place
-        if self.wires:
-            agree(self.describe(), self.wires[0].execute)
-            self.meter.reset()
+
+    def _open(self, process_group: dist.ProcessGroup | None) -> Place:
+        """Make the private groups; the first one serves to agree on everything else, lanes included."""
+        (first,) = private_groups(process_group, 1)
+        self.wires = [ProcessGroupWire(first, self.meter)]
+        try:
+            ranks = dist.get_process_group_ranks(first)
+            agree(self.describe(), self.wires[0].execute, ranks)
+            for group in private_groups(process_group, self._lanes - 1):
+                self.wires.append(ProcessGroupWire(group, self.meter, first.group_name))
+        except BaseException:
+            self.detach()
+            raise
+        self.meter.reset()
+        return Place(first.rank(), first.size())
 
     def describe(self) -> dict[str, Any]:
         """How this rank is set up: what all ranks must agree on."""
@@ -130,7 +126,7 @@ class Session:
             "method": str(self.method),
             "seed": self.seed,
             "dense_below": self.route.dense_below,
-            "lanes": len(self.wires),
+            "lanes": self._lanes,
             "parameters": [
                 [name, list(slot.shape), str(dtype).removeprefix("torch.")]
                 for name, (slot, dtype) in self._tensors.items()
@@ -142,8 +138,16 @@ class Session:
         """What an uncompressed step's payload would be."""
         return sum(slot.numel * dtype.itemsize for slot, dtype in self._tensors.values())
 
-    def slot(self, name: str) -> Slot:
-        return self._tensors[name][0]
+    def layout(self, names: Sequence[str], device: torch.device) -> Layout:
+        """The layout of these parameters one after the other in one buffer."""
+        dtype = self._tensors[names[0]][1]
+        return Layout.of(((name, self._tensors[name][0].shape) for name in names), dtype, device)
+
+    def _layout(self, name: str, device: torch.device) -> Layout:
+        known = self._layouts.get((name, device))
+        if known is None:
+            known = self._layouts[name, device] = self.layout([name], device)
+        return known
 
     # -- averaging -------------------------------------------------------------------------------------
 
@@ -185,7 +189,8 @@ class Session:
             else:
                 x = given.detach()
             out = x if in_place and x.is_contiguous() else torch.empty(x.shape, dtype=dtype, device=x.device)
-            views.append(View(slot, x.contiguous().view(-1), out.view(-1)))
+            flat = x.contiguous().view(-1)
+            views.append(View(self._layout(name, x.device), flat, flat if out is x else out.view(-1)))
             if in_place and given is not None and out is not x:
                 raise ConfigError(f"{name!r} is not contiguous: it cannot be averaged in place")
             results[name] = out
@@ -193,45 +198,43 @@ class Session:
 
     def program(self, views: Sequence[View]) -> Program:
         """What one rank does to average these views: a coroutine for a driver."""
-        groups = self._grouped(views)
-        context = context_of(str(self.method) + "\n" + "\n".join(view.slot.name for view in views))
-        tasks = [self._serve(group) for group in groups]
-        return together(tasks, self.place, step=self.step, context=context, link=self.link)
+        return self._program(views)
 
-    def _grouped(self, views: Sequence[View]) -> list[_Group]:
-        """One group per tensor, or per exchange where the exchange may or must see tensors together."""
-        groups: list[_Group] = []
-        shared: dict[tuple[Exchange, torch.dtype, torch.device], list[View]] = {}
-        for view in views:
-            exchange = self.route.exchange_for(view.slot)
-            if exchange.traits.elementwise or exchange.traits.scope != "tensor":
-                shared.setdefault((exchange, view.x.dtype, view.x.device), []).append(view)
-            elif view.x.numel():
-                layout = Layout.of([(view.slot.name, view.slot.shape)], view.x.dtype, view.x.device)
-                groups.append(_Group(exchange, layout, [view]))
-        for (exchange, dtype, device), members in shared.items():
-            layout = Layout.of(((v.slot.name, v.slot.shape) for v in members), dtype, device)
-            groups.append(_Group(exchange, layout, members))
-        return groups
+    async def _program(self, views: Sequence[View]) -> None:
+        groups, context = self._plan([view.layout for view in views])
+        tasks = [self._serve(group, views) for group in groups]
+        await together(tasks, self.place, step=self.step, context=context, link=self.link)
 
-    async def _serve(self, group: _Group) -> None:
-        exchange, layout, views = group.exchange, group.layout, group.views
-        device = layout.device
-        ch = Channel(self.place, step=self.step, seed=self.seed, key=layout.key, device=device)
-        state = State() if exchange.traits.memoryless else self._state(exchange, layout)
-        whole = _one_run(views)
-        if whole is not None:
-            x, out = whole
+    def _plan(self, layouts: list[Layout]) -> tuple[list[Group], int]:
+        """What to do for these layouts, and the mark of their payloads; looked up by identity."""
+        key = tuple(map(id, layouts))
+        known = self._plans.get(key)
+        if known is None:
+            names = [name for layout in layouts for name in layout.names]
+            context = context_of("\n".join([str(self.method), *names]))
+            # The layouts are kept with the plan, so that no other one can take their identity.
+            known = self._plans[key] = (plan(layouts, self.route, self._position), context, layouts)
+        return known[0], known[1]
+
+    async def _serve(self, group: Group, views: Sequence[View]) -> None:
+        exchange, traits, layout = group.exchange, group.traits, group.layout
+        ch = Channel(self.place, step=self.step, seed=self.seed, key=layout.key, device=layout.device)
+        state = State() if traits.memoryless else self._state(exchange, layout)
+        memory = group.memory(views)
+        if len(memory) == 1:
+            x, out = memory[0]
         else:
-            x = out = torch.cat([view.x for view in views])
+            x = out = torch.cat([piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
         if ch.finite is None and self.remembers:
             await ch.settled(bool(torch.isfinite(out.sum())) or bool(out.isfinite().all()))
-        if ch.finite is False and not exchange.traits.elementwise:
+        if ch.finite is False and not traits.elementwise:
             out.fill_(torch.nan)
-        if whole is None:
-            for view, piece in zip(views, layout.parts(out), strict=True):
-                view.out.copy_(piece)
+        if len(memory) > 1:
+            position = 0
+            for _, target in memory:
+                target.copy_(out[position : position + target.numel()])
+                position += target.numel()
 
     def _state(self, exchange: Exchange, layout: Layout) -> State:
         with self._lock:
@@ -241,11 +244,11 @@ class Session:
 
     def begin_step(self) -> None:
         """Called by the host before the first tensor of a step."""
-        if self._scaler is not None:
-            scale = float(self._scaler.get_scale())
-            if scale != self.scale:
-                self.states.rescale(scale / self.scale)
-                self.scale = scale
+        # Without a scaler the unit is 1 again, even if the checkpoint comes from a run that had one.
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        if scale != self.scale:
+            self.states.rescale(scale / self.scale)
+            self.scale = scale
         for each in self.wires:
             each.label = f"step {self.step}"
         if not self._announced:
@@ -302,15 +305,18 @@ class Session:
         """
         checkpoint.load(self, state, on_resize)
 
-    def replace_state(
-        self, entries: Mapping[str, Mapping[str, torch.Tensor]], step: int, scale: float
-    ) -> None:
-        self.states.load(entries)
+    def replace_state(self, kept: Kept, step: int, scale: float) -> None:
+        self.states.load(kept)
         self.step = step
         self.scale = scale
 
-    def checkpoint_slots(self) -> dict[str, Slot]:
-        return {name: slot for name, (slot, _) in self._tensors.items()}
+    def checkpoint_layouts(self) -> dict[str, Layout]:
+        """One layout for each parameter, without memory behind it."""
+        return {name: self.layout([name], torch.device("meta")) for name in self._tensors}
+
+    def pending(self) -> dict[str, torch.Tensor]:
+        """What this rank still owes the mean, by parameter: the part of past gradients not sent yet."""
+        return self.states.pending()
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -330,20 +336,3 @@ class Session:
 
     def on_detach(self, hook: Callable[[], None]) -> None:
         self._on_detach = hook
-
-
-def _one_run(views: Sequence[View]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The views as one flat tensor each for input and output, if they lie in memory one after the other."""
-    if len(views) == 1:
-        return views[0].x, views[0].out
-    total = sum(view.x.numel() for view in views)
-    flat: list[torch.Tensor] = []
-    for tensors in ([v.x for v in views], [v.out for v in views]):
-        first, expected = tensors[0], tensors[0].data_ptr()
-        for tensor in tensors:
-            same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            if not same or tensor.data_ptr() != expected:
-                return None
-            expected += tensor.numel() * tensor.element_size()
-        flat.append(torch.as_strided(first, (total,), (1,), cast(int, first.storage_offset())))
-    return flat[0], flat[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -15,7 +16,16 @@ Entries = dict[str, dict[str, torch.Tensor]]
 
 
 @dataclass
+class Kept:
+    """What is remembered, by kind: residuals by parameter, replicated tensors by `Layout.key`."""
+
+    residuals: Entries
+    replicated: Entries
+
+
+@dataclass
 class _Live:
+    exchange: Exchange
     layout: Layout
     state: State
 
@@ -29,7 +39,7 @@ class StateStore:
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self._loose: Entries = {}
+        self._loose = Kept({}, {})
 
     def take(self, exchange: Exchange, layout: Layout) -> State:
         """The state for this layout; made of what is known of its tensors, or fresh."""
@@ -42,77 +52,98 @@ class StateStore:
         state = exchange.init(layout)
         for field, tensor in state.tensors("residual").items():
             for slot in layout.slots:
-                kept = self._loose.get(slot.name, {}).pop(field, None)
+                kept = self._loose.residuals.get(slot.name, {}).pop(field, None)
                 if kept is not None:
                     tensor[slot.offset : slot.end] = kept
         for field, tensor in state.tensors("replicated").items():
-            kept = self._loose.get(layout.key, {}).pop(field, None)
+            kept = self._loose.replicated.get(layout.key, {}).pop(field, None)
             if kept is not None:
                 tensor.copy_(kept)
-        self._live[layout.key] = _Live(layout, state)
+        self._live[layout.key] = _Live(exchange, layout, state)
         return state
 
     def entries(self) -> Entries:
         """A copy of everything, by parameter name and field."""
-        result: Entries = {
-            name: {field: tensor.clone() for field, tensor in kept.items()}
-            for name, kept in self._loose.items()
-            if kept
-        }
-        for live in self._live.values():
-            for name, field, tensor in _pieces(live):
-                result.setdefault(name, {})[field] = tensor.clone()
+        result: Entries = {}
+        for pieces in (self._loose, *map(_pieces, self._live.values())):
+            for entries in (pieces.residuals, pieces.replicated):
+                for name, kept in entries.items():
+                    for field, tensor in kept.items():
+                        result.setdefault(name, {})[field] = tensor.clone()
         return result
 
-    def load(self, entries: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Replace everything by these entries, which have been checked."""
+    def pending(self) -> dict[str, torch.Tensor]:
+        owed: dict[str, torch.Tensor] = {}
+        for live in self._live.values():
+            amount = live.exchange.pending(live.state)
+            if amount is not None:
+                owed |= dict(zip(live.layout.names, live.layout.parts(amount), strict=True))
+        return owed
+
+    def load(self, kept: Kept) -> None:
+        """Replace everything by a copy of this, which has been checked."""
         self._live.clear()
-        self._loose = {
-            name: {field: tensor.clone() for field, tensor in kept.items()} for name, kept in entries.items()
-        }
+        self._loose = Kept(_copy(kept.residuals), _copy(kept.replicated))
 
     def rescale(self, factor: float) -> None:
         """The unit of the gradients has changed by this factor (a loss scale)."""
         for live in self._live.values():
             for tensor in live.state.tensors("residual").values():
                 tensor.mul_(factor)
-        for kept in self._loose.values():
+        for kept in self._loose.residuals.values():
             for tensor in kept.values():
                 tensor.mul_(factor)
 
     def _dissolve(self, live: _Live) -> None:
-        for name, field, tensor in _pieces(live):
-            self._loose.setdefault(name, {})[field] = tensor.clone()
+        pieces = _pieces(live)
+        for name, kept in _copy(pieces.residuals).items():
+            self._loose.residuals.setdefault(name, {}).update(kept)
+        for key, kept in _copy(pieces.replicated).items():
+            self._loose.replicated.setdefault(key, {}).update(kept)
 
 
-def _pieces(live: _Live) -> list[tuple[str, str, torch.Tensor]]:
-    pieces = [
-        (slot.name, field, tensor[slot.offset : slot.end])
-        for field, tensor in live.state.tensors("residual").items()
-        for slot in live.layout.slots
-    ]
-    pieces += [(live.layout.key, field, t) for field, t in live.state.tensors("replicated").items()]
-    return pieces
+def _copy(entries: Entries) -> Entries:
+    return {name: {field: tensor.clone() for field, tensor in kept.items()} for name, kept in entries.items()}
+
+
+def _pieces(live: _Live) -> Kept:
+    residuals = live.state.tensors("residual")
+    return Kept(
+        {
+            slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in residuals.items()}
+            for slot in live.layout.slots
+        },
+        {live.layout.key: live.state.tensors("replicated")},
+    )
 
 
 def check_entries(
-    entries: object, slots: Mapping[str, Slot], exchange_for: Callable[[Slot], Exchange]
-) -> Entries:
-    """The entries of a checkpoint, if every one fits the session; otherwise the first that does not."""
+    entries: object,
+    layouts: Mapping[str, Layout],
+    exchange_for: Callable[[Slot], Exchange],
+    *,
+    complete: bool,
+) -> Kept:
+    """The entries of a checkpoint, if every one fits the session; otherwise the first that does not.
+
+    `layouts` has one for every parameter of the session, by name; `complete` if every parameter must have
+    been remembered.
+    """
     if not isinstance(entries, Mapping):
         raise StateError(f"the checkpoint's state is {type(entries).__name__}, not a mapping by parameter")
-    checked: Entries = {}
-    for name, kept in entries.items():
-        if not isinstance(name, str) or not isinstance(kept, Mapping):
+    kept = Kept({}, {})
+    for name, fields in cast("Mapping[object, object]", entries).items():
+        if not isinstance(name, str) or not isinstance(fields, Mapping):
             raise StateError(f"the checkpoint has an entry {name!r} that is not a mapping of tensors")
-        expected = _expected(name, slots, exchange_for)
-        checked[name] = {}
-        for field, tensor in kept.items():
-            if field not in expected:
+        expected = _expected(name, layouts, exchange_for)
+        residuals = expected.tensors("residual") if name in layouts else {}
+        for field, tensor in cast("Mapping[object, object]", fields).items():
+            part = kept.residuals if field in residuals else kept.replicated
+            like = (residuals | expected.tensors("replicated")).get(cast(str, field))
+            if like is None:
                 raise StateError(
                     f"the checkpoint remembers {field!r} for {name!r}, which this method does not"
                 )
-            like = expected[field]
             if (
                 not isinstance(tensor, torch.Tensor)
                 or tensor.shape != like.shape
@@ -122,24 +153,38 @@ def check_entries(
                     f"the checkpoint's {field!r} of {name!r} is {_describe(tensor)}, "
                     f"this session needs {_describe(like)}"
                 )
-            checked[name][field] = tensor
-    return checked
+            part.setdefault(name, {})[cast(str, field)] = tensor
+    if complete:
+        _check_complete(kept, layouts, exchange_for)
+    return kept
 
 
-def _expected(
-    name: str, slots: Mapping[str, Slot], exchange_for: Callable[[Slot], Exchange]
-) -> dict[str, torch.Tensor]:
-    """Field shapes for one parameter (or, for a state of several together, for all of them)."""
+def _check_complete(
+    kept: Kept, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]
+) -> None:
+    for name, layout in layouts.items():
+        exchange = exchange_for(layout.slots[0])
+        if exchange.traits.memoryless or not layout.numel:
+            continue
+        state = exchange.init(layout)
+        needed = set(state.tensors("residual")) - set(kept.residuals.get(name, {}))
+        if exchange.traits.scope == "tensor" and not exchange.traits.elementwise:
+            needed |= set(state.tensors("replicated")) - set(kept.replicated.get(name, {}))
+        if needed:
+            raise StateError(f"the checkpoint lacks {min(needed)!r} of {name!r}")
+
+
+def _expected(name: str, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]) -> State:
+    """The state that an entry is part of: one parameter's, or that of several together."""
     names = name.split("\n")
-    unknown = [n for n in names if n not in slots]
+    unknown = [n for n in names if n not in layouts]
     if unknown:
         raise StateError(
             f"the checkpoint remembers something for {unknown[0]!r}, which this session does not have"
         )
-    layout = Layout.of(((n, slots[n].shape) for n in names), device="meta")
-    state = exchange_for(slots[names[0]]).init(layout)
-    replicated = state.tensors("replicated")
-    return replicated if len(names) > 1 else state.tensors("residual") | replicated
+    first = layouts[names[0]]
+    layout = Layout.of(((n, layouts[n].slots[0].shape) for n in names), first.dtype, first.device)
+    return exchange_for(first.slots[0]).init(layout)
 
 
 def _describe(value: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -63,7 +64,7 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class Settle:
-    """Not an operation of the network: waits until the whole step is known. Returns True if it may be kept."""
+    """Not an operation of the network: waits until the whole step is known. Returns whether to keep it."""
 
     finite: bool
 
@@ -74,6 +75,10 @@ Primitive = AllReduce | AllGather | Broadcast | AllToAll | Settle
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as flat uint8 (a view where it is contiguous)."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(cast("list[int]", tensor.tolist()))
 
 
 def _order(parts: Sequence[torch.Tensor]) -> list[int]:
@@ -139,7 +144,7 @@ def unpack(
     where = f"payload from rank {source}"
     if frame.numel() < HEADER_BYTES:
         raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
-    head = bytes(frame[:HEADER_BYTES].tolist())
+    head = to_bytes(frame[:HEADER_BYTES])
     magic, version, flags, its_step, its_context, body = _HEADER.unpack(head)
     if magic != MAGIC:
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
@@ -162,7 +167,7 @@ def unpack(
     if ragged:
         if body < table:
             raise PayloadError(f"{where} is too short for its table of {len(templates)} lengths")
-        raw = bytes(frame[HEADER_BYTES : HEADER_BYTES + table].tolist())
+        raw = to_bytes(frame[HEADER_BYTES : HEADER_BYTES + table])
         lengths = list(struct.unpack_from(f"<{len(templates)}I", raw))
     else:
         lengths = [template.numel() for template in templates]

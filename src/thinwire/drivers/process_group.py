@@ -18,12 +18,12 @@ from thinwire.meter import Meter, Tally
 class ProcessGroupWire:
     """One private group; one thread at a time issues operations on it, in the same order on every rank."""
 
-    def __init__(self, group: dist.ProcessGroup, meter: Meter) -> None:
+    def __init__(self, group: dist.ProcessGroup, meter: Meter, session: str | None = None) -> None:
         self.group = group
         self.meter = meter
         self.place = Place(group.rank(), group.size())
         self.label = "attach"
-        self._liveness = Liveness(group)
+        self._liveness = Liveness(group, session or group.group_name)
 
     def execute(self, op: wire.Primitive) -> object:
         """Carry out one primitive and count it."""
@@ -65,13 +65,13 @@ class ProcessGroupWire:
                 dist.all_to_all_single(
                     arrived, torch.cat(op.blocks), list(op.receive), sizes, group=self.group
                 )
-                return list(arrived.split(list(op.receive))), cost, length
+                return list(torch.split(arrived, list(op.receive))), cost, length
 
 
 def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> None:
     # torch 2.13 renames all_gather_into_tensor; older releases know only the old name.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(output, block, group=group)
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(output, block, group=group)
 
 
 def cost_of(

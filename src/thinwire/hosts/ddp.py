@@ -1,8 +1,9 @@
 """DistributedDataParallel: a communication hook hands every bucket to the session's lanes."""
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
+import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,9 @@ from thinwire.drivers.lanes import Job, Lanes, Step
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.exchange import Exchange
 from thinwire.hosts.streams import LaneStreams, future_for
-from thinwire.session import LossScale, Session, View
+from thinwire.layout import Layout
+from thinwire.plan import View
+from thinwire.session import LossScale, Session
 
 LANES = 2
 
@@ -34,9 +37,13 @@ def thinwire_hook(state, bucket):  # pyright: ignore[reportUnknownParameterType,
     switch, grads = cast(_Switch, state), cast(dist.GradBucket, bucket)
     if switch.host is None:
         tensor = grads.buffer().div_(switch.group.size())
-        work = dist.all_reduce(tensor, group=switch.group, async_op=True)
-        return cast(Any, work).get_future().then(lambda done: done.value()[0])
+        work = cast(Any, dist.all_reduce(tensor, group=switch.group, async_op=True))
+        return work.get_future().then(_first)
     return switch.host.take(grads)
+
+
+def _first(done: Any) -> torch.Tensor:
+    return done.value()[0]
 
 
 def attach(
@@ -65,8 +72,8 @@ def attach(
     """
     if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"attach() takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, or use "
-            "thinwire.Session(model.named_parameters(), method) and session.average() in your own loop"
+            f"attach() takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, or "
+            "use thinwire.Session(model.named_parameters(), method) and session.average() in your own loop"
         )
     if getattr(model, "mixed_precision", None) is not None:
         raise ConfigError("DDP's own mixed_precision installs a hook of its own: use torch.autocast instead")
@@ -100,11 +107,26 @@ def _detach(switch: _Switch) -> None:
 def _names(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
     """The parameters DDP reduces, by name; a tied parameter appears once."""
     ignored = set(cast("list[str]", getattr(model, "parameters_to_ignore", ())))
+    parameters = cast("Iterable[tuple[str, torch.nn.Parameter]]", model.module.named_parameters())
     return {
-        name: parameter
-        for name, parameter in model.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        name: parameter for name, parameter in parameters if parameter.requires_grad and name not in ignored
     }
+
+
+def _value(done: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
+    return done.value()
+
+
+def _raise_at_the_end_of_backward(futures: "Sequence[torch.futures.Future[torch.Tensor]]") -> None:
+    """Let `backward()` raise a lane's own error: DDP looks at the futures next and keeps only its text."""
+
+    def wait() -> None:
+        for future in futures:
+            future.wait()
+
+    engine = cast(Any, torch.autograd.Variable)._execution_engine
+    with contextlib.suppress(RuntimeError):  # no backward pass: a rank that finished early, under join()
+        engine.queue_callback(wait)
 
 
 class _DdpHost:
@@ -117,63 +139,80 @@ class _DdpHost:
         self._parameters = names  # keeps the ids valid
         self._streams = LaneStreams()
         self._step: Step | None = None
-        self._held: list[tuple[list[View], torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._held: list[tuple[View, torch.futures.Future[torch.Tensor]]] = []
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._promised: list[torch.futures.Future[torch.Tensor]] = []
         self._whole_model = session.method.traits.scope == "model"
         self._next_lane = 0
 
     def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
-        buffer = bucket.buffer()
-        future = future_for(buffer.device)
         if self._step is None:
             self._step = Step(self.session.end_step)
             self._next_lane = 0
+            self._promised = []
             self.session.begin_step()
-        step, last = self._step, bucket.is_last()
-        if last:
-            self._step = None
-        views = self._views(bucket, buffer)
+        step = self._step
+        try:
+            return self._take(step, bucket)
+        except BaseException as error:  # DDP gives up this backward pass; nothing of it may linger
+            self._step, self._held = None, []
+            step.fail(error)
+            raise
+
+    def _take(self, step: Step, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        view, last = self._view(bucket), bucket.is_last()
+        future = future_for(view.x.device)
+        self._promised.append(future)
         if self._whole_model:
-            self._held.append((views, buffer, future))
+            self._held.append((view, future))
             if last:
                 held, self._held = self._held, []
                 self._submit(step, held)
         else:
-            self._submit(step, [(views, buffer, future)])
+            self._submit(step, [(view, future)])
         if last:
+            self._step = None
             step.close()
-        return future
+            _raise_at_the_end_of_backward(self._promised)
+        # Only a callback's exception is a failure to DDP; it takes the one that `set_exception` leaves in a
+        # future for a gradient.
+        return future.then(_value)
 
-    def _submit(
-        self, step: Step, buckets: list[tuple[list[View], torch.Tensor, "torch.futures.Future[torch.Tensor]"]]
-    ) -> None:
+    def _submit(self, step: Step, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]) -> None:
         def done(error: BaseException | None) -> None:
-            for _, buffer, future in buckets:
+            for view, future in buckets:
                 if error is None:
-                    future.set_result(buffer)
+                    future.set_result(view.out)
                 else:
-                    future.set_exception(error)
+                    cast(Any, future).set_exception(error)
 
         lane = self._next_lane
         self._next_lane += 1
-        device = buckets[0][1].device
-        program = self.session.program([view for views, _, _ in buckets for view in views])
-        self.lanes.submit(lane, Job(program, step, done, self._streams.scope(lane, device)))
+        scope = self._streams.scope(lane, buckets[0][0].x.device)
+        program = self.session.program([view for view, _ in buckets])
+        self.lanes.submit(lane, Job(program, step, done, scope))
 
-    def _views(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> list[View]:
+    def _view(self, bucket: dist.GradBucket) -> View:
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        key = tuple(map(id, parameters))
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = self._layout(buffer, parameters)
+        return View(layout, buffer, buffer)
+
+    def _layout(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> Layout:
         if buffer.is_sparse:
             raise ThinwireError(
                 "a bucket holds a sparse gradient (an Embedding with sparse=True): thinwire averages dense "
                 "gradients only; construct the layer with sparse=False"
             )
-        views: list[View] = []
-        position = 0
-        for parameter in bucket.parameters():
-            name = self._name_of.get(id(parameter))
-            if name is None:
-                raise ThinwireError("a bucket holds a parameter that was not there at attach: attach again")
-            piece = buffer[position : position + parameter.numel()]
-            position += parameter.numel()
-            views.append(View(self.session.slot(name), piece, piece))
-        if position != buffer.numel():
-            raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {position}")
-        return views
+        names = [self._name_of.get(id(parameter), "") for parameter in parameters]
+        if "" in names:
+            raise ThinwireError(
+                "DDP averages a parameter that was frozen or not there at attach: freeze parameters before the "
+                "model is wrapped in DistributedDataParallel, and attach after both"
+            )
+        layout = self.session.layout(names, buffer.device)
+        if layout.numel != buffer.numel():
+            raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {layout.numel}")
+        return layout

@@ -31,6 +31,9 @@ class Dense(Exchange):
     def payload_bytes(self, layout: Layout, size: int) -> int:
         return layout.dense_bytes
 
+    def exact(self) -> Exchange:
+        return self
+
 
 @dataclass(frozen=True)
 class _Cast(Exchange):
@@ -40,7 +43,7 @@ class _Cast(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(elementwise=True, memoryless=True)
+        return Traits(elementwise=True, memoryless=True, rounding=torch.finfo(self.wire_dtype).eps / 2)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         narrow = x.to(self.wire_dtype, copy=True)

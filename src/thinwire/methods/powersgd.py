@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
 import torch
 
@@ -75,7 +75,7 @@ class PowerSGD(Exchange):
         if not bool(p.isfinite().all()):  # equal on all ranks, so all of them leave out the second round
             await ch.settled(False)
             return
-        p = torch.linalg.qr(p).Q
+        p = cast(torch.Tensor, torch.linalg.qr(p)[0])
         mine = matrix.T @ p
         q = await ch.mean(mine)
         if await ch.settled(bool(q.isfinite().all())):
@@ -83,6 +83,10 @@ class PowerSGD(Exchange):
             if self.feedback:
                 state.error.copy_((matrix - p @ mine.T).view(-1))
         out.copy_((p @ q.T).view(-1))
+
+    def exact(self) -> Exchange:
+        """Full rank: no matrix is worth it any more, and all go dense."""
+        return replace(self, rank=2**31)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         n, m, r = self._dimensions(_only(layout))

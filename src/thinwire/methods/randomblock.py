@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -75,6 +75,9 @@ class RandomBlock(Exchange):
         out.zero_()
         out[start : start + first] = scaled[:first]
         out[: k - first] = scaled[first:]
+
+    def exact(self) -> Exchange:
+        return replace(self, ratio=1.0)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         return kept(self.ratio, layout.numel) * layout.memory_dtype.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -68,6 +68,9 @@ class TopK(Exchange):
             u[indices.long()] = 0
             state.error.copy_(u)
         scatter_mean(received, out)
+
+    def exact(self) -> Exchange:
+        return replace(self, ratio=1.0)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         return kept(self.ratio, layout.numel) * (4 + layout.memory_dtype.itemsize)

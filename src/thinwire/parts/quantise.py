@@ -27,7 +27,7 @@ def encode(
     v = torch.zeros(rows * bucket, dtype=torch.float32, device=x.device)
     v[:numel] = x
     v = v.view(rows, bucket)
-    scales = v.abs().amax(1) if norm == "max" else torch.linalg.vector_norm(v, dim=1)
+    scales = v.abs().amax(1) if norm == "max" else torch.sqrt((v * v).sum(1))
     scales = torch.where(v.isfinite().all(1), scales, torch.nan)
     # A norm that overflows or underflows float32 cannot be divided by; the bucket is then refused or zero.
     scales = torch.where(scales.isinf(), torch.nan, scales)

@@ -1,0 +1,115 @@
+"""A group of ranks in lock-step, for the laws."""
+
+import torch
+
+from thinwire import Exchange, Lockstep, Place, Session, methods, parse
+
+SIZES = (1, 2, 3, 5, 8)
+SHAPES: dict[str, tuple[int, ...]] = {
+    "wide": (24, 37),
+    "conv": (8, 3, 3, 3),
+    "vector": (301,),
+    "one": (1,),
+    "scalar": (),
+}
+
+# Configurations beside each method's default that the laws hold as well. A method need not be listed.
+ALSO = (
+    "topk(ratio=0.1)",
+    "topk(ratio=0.05, feedback=False)",
+    "randomblock(ratio=0.2)",
+    "randomblock(ratio=0.3, feedback=False)",
+    "qsgd(bits=1, bucket=64)",
+    "qsgd(bits=2, bucket=100, norm='l2')",
+    "qsgd(bits=8, bucket=33)",
+    "powersgd(rank=1)",
+    "powersgd(rank=2, warm_start=False)",
+    "powersgd(rank=2, feedback=False)",
+)
+
+CONFIGURATIONS: tuple[str, ...] = tuple(str(cls()) for cls in methods().values()) + ALSO
+
+
+def named(predicate) -> list[str]:
+    """The configurations whose traits satisfy the predicate."""
+    return [text for text in CONFIGURATIONS if predicate(parse(text).traits)]
+
+
+class Cohort:
+    """`size` sessions in one process, driven in lock-step."""
+
+    def __init__(
+        self,
+        method: str | Exchange,
+        size: int,
+        shapes: dict[str, tuple[int, ...]] | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        dense_below: int = 0,
+        seed: int = 0,
+        driver: Lockstep | None = None,
+    ) -> None:
+        self.shapes = SHAPES if shapes is None else shapes
+        self.dtype = dtype
+        self.driver = driver or Lockstep(size)
+        empty = [(name, torch.empty(shape, dtype=dtype)) for name, shape in self.shapes.items()]
+        self.sessions = [
+            Session(empty, method, place=Place(rank, size), dense_below=dense_below, seed=seed)
+            for rank in range(size)
+        ]
+
+    def inputs(self, seed: int, scale: float = 1.0) -> list[dict[str, torch.Tensor]]:
+        """Different gradients for every rank, with a heavy tail."""
+        rng = torch.Generator().manual_seed(seed)
+        return [
+            {
+                name: (torch.randn(shape, generator=rng) ** 3 * scale).to(self.dtype)
+                for name, shape in self.shapes.items()
+            }
+            for _ in self.sessions
+        ]
+
+    def average(
+        self, inputs: list[dict[str, torch.Tensor]], *, in_place: bool = False
+    ) -> list[dict[str, torch.Tensor]]:
+        results, programs = [], []
+        for session, tensors in zip(self.sessions, inputs, strict=True):
+            session.begin_step()
+            result, views = session.views(tensors, in_place=in_place)
+            results.append(result)
+            programs.append(session.program(views))
+        kept = self.driver.run(programs)
+        for session in self.sessions:
+            session.end_step(kept)
+        return results
+
+    def pending(self) -> dict[str, torch.Tensor]:
+        """What all ranks together still owe, by parameter, in float64."""
+        owed = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self.shapes.items()}
+        for session in self.sessions:
+            for name, amount in session.pending().items():
+                owed[name] += amount.double().view(owed[name].shape)
+        return owed
+
+
+def total(inputs: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: sum(one[name].double() for one in inputs) for name in inputs[0]}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and bool((a.view(-1).view(torch.uint8) == b.view(-1).view(torch.uint8)).all())
+    )
+
+
+def same_state(a: object, b: object) -> bool:
+    """Equal to the last bit, through nested containers."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return same_bits(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(same_state(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and a == b

@@ -1,0 +1,234 @@
+"""The laws that every registered method obeys, by its traits."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from tests.laws.cohort import CONFIGURATIONS, SHAPES, SIZES, Cohort, named, same_bits, same_state, total
+from thinwire import Layout, parse, to_json
+
+everywhere = pytest.mark.parametrize("method", CONFIGURATIONS)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+
+@everywhere
+@sizes
+def test_symmetry_and_consensus(method: str, size: int) -> None:
+    """All ranks issue the same operations (lock-step fails otherwise) and get equal bits."""
+    cohort = Cohort(method, size)
+    for step in range(3):
+        outputs = cohort.average(cohort.inputs(step))
+        if parse(method).traits.consensus:
+            for name in SHAPES:
+                assert all(same_bits(outputs[0][name], other[name]) for other in outputs), name
+
+
+@pytest.mark.parametrize("method", named(lambda traits: traits.conserves))
+@sizes
+def test_conservation(method: str, size: int) -> None:
+    """Sum of inputs + old errors = size x output + new errors: nothing is lost."""
+    cohort = Cohort(method, size)
+    for step in range(5):
+        before, inputs = cohort.pending(), cohort.inputs(step)
+        outputs, given = cohort.average(inputs), total(inputs)
+        after = cohort.pending()
+        for name in SHAPES:
+            arrived = size * outputs[0][name].double() + after[name]
+            scale = given[name].abs().max() + before[name].abs().max() + 1
+            assert (arrived - given[name] - before[name]).abs().max() < 2e-6 * scale * size, name
+
+
+@pytest.mark.parametrize("method", named(lambda traits: traits.unbiased))
+def test_unbiasedness(method: str) -> None:
+    """The mean of many runs is the mean of the inputs, within what chance allows."""
+    trials, shapes = 400, {"wide": (12, 25), "vector": (130,)}
+    cohort = Cohort(method, 3, shapes)
+    inputs = cohort.inputs(7)
+    runs = [
+        torch.cat([t.flatten().double() for t in cohort.average(inputs)[0].values()]) for _ in range(trials)
+    ]
+    stacked = torch.stack(runs)
+    truth = torch.cat([t.flatten() for t in total(inputs).values()]) / 3
+    deviation = stacked.mean(0) - truth
+    rounding = 1e-6 * (1 + truth.abs())
+    # Bernstein's bound: a coordinate may jump rarely and far, so its sample deviation alone is no measure.
+    jump = (stacked - truth).abs().max()
+    assert (deviation.abs() <= 6 * stacked.std(0) / math.sqrt(trials) + 8 * jump / trials + rounding).all()
+    # And no common drift that is too small to see in one coordinate.
+    signs = torch.randint(0, 2, (32, truth.numel()), generator=torch.Generator().manual_seed(1)) * 2.0 - 1
+    signs[0] = 1
+    signs[1] = truth.sign()
+    spread = (stacked @ signs.double().T).std(0) / math.sqrt(trials) + rounding.sum()
+    assert ((signs.double() @ deviation).abs() < 5 * spread).all()
+
+
+@pytest.mark.parametrize("method", [text for text in CONFIGURATIONS if parse(text).exact() is not None])
+@sizes
+def test_exact_configuration_equals_the_dense_mean(method: str, size: int) -> None:
+    exact = parse(method).exact()
+    assert exact is not None
+    cohort = Cohort(exact, size)
+    for step in range(2):
+        inputs = cohort.inputs(step)
+        truth = {name: sums / size for name, sums in total(inputs).items()}
+        for name, output in cohort.average(inputs)[0].items():
+            assert (output.double() - truth[name]).abs().max() <= 1e-5 * (1 + truth[name].abs().max()), name
+
+
+@everywhere
+@sizes
+def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
+    cohort = Cohort(method, size)
+    for step in range(3):
+        before = [meter.payload_bytes for meter in cohort.driver.meters]
+        cohort.average(cohort.inputs(step))
+        promised = []
+        for name, shape in SHAPES.items():
+            layout = Layout.of([(name, shape)])
+            exchange = cohort.sessions[0].route.exchange_for(layout.slots[0])
+            promised.append(exchange.payload_bytes(layout, size))
+        metered = [meter.payload_bytes - old for meter, old in zip(cohort.driver.meters, before, strict=True)]
+        if None in promised:
+            assert parse(method).traits.ragged, "only ragged methods may not know their bytes"
+        else:
+            assert set(metered) == {sum(promised)}
+
+
+@everywhere
+def test_purity(method: str) -> None:
+    """Inputs and the global generator are untouched; the same seed gives the same bits, another does not."""
+    first, again = Cohort(method, 3, seed=5), Cohort(method, 3, seed=5)
+    generator = torch.get_rng_state()
+    for step in range(3):
+        inputs = first.inputs(step)
+        copies = [{name: t.clone() for name, t in one.items()} for one in inputs]
+        outputs = first.average(inputs)
+        assert same_state(inputs, copies)
+        assert same_state(outputs, again.average(copies))
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+@everywhere
+def test_in_place_gives_the_same_bits(method: str) -> None:
+    apart, over = Cohort(method, 3), Cohort(method, 3)
+    for step in range(3):
+        inputs = apart.inputs(step)
+        outputs = apart.average(inputs)
+        results = over.average(inputs, in_place=True)
+        assert same_state(outputs, results)
+        assert same_state(inputs, results)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 3])
+def test_edges(method: str, dtype: torch.dtype, size: int) -> None:
+    """Zeros, one element, none at all, odd sizes, every dtype, a world of one."""
+    shapes = {"none": (0,), "one": (1,), "odd": (7, 11), "long": (1, 129), "empty": (3, 0)}
+    cohort = Cohort(method, size, shapes, dtype=dtype)
+    zeros = [{name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()} for _ in range(size)]
+    for outputs in (cohort.average(zeros), cohort.average(zeros)):
+        for name in shapes:
+            assert torch.equal(outputs[0][name], zeros[0][name]), "zeros stay zeros"
+    outputs = cohort.average(cohort.inputs(1))
+    for name, shape in shapes.items():
+        assert outputs[0][name].shape == shape
+        assert outputs[0][name].dtype == dtype
+        assert outputs[0][name].isfinite().all()
+    constant = [{name: torch.ones(shape, dtype=dtype) for name, shape in shapes.items()} for _ in range(size)]
+    for _ in range(3):
+        outputs = cohort.average(constant)
+        assert all(t.isfinite().all() for t in outputs[0].values())
+
+
+@everywhere
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tensor", ["wide", "vector"])
+def test_non_finite_input_leaves_no_trace(method: str, value: float, tensor: str) -> None:
+    """Non-finite on one rank: non-finite there on all, and nothing remembered, so training can go on."""
+    cohort, untouched = Cohort(method, 3), Cohort(method, 3)
+    for step in range(2):
+        cohort.average(cohort.inputs(step))
+        untouched.average(untouched.inputs(step))
+    saved = [session.state_dict() for session in cohort.sessions]
+    for rank in range(3):
+        inputs = cohort.inputs(9 + rank)
+        inputs[rank][tensor].view(-1)[5] = value
+        for outputs in cohort.average(inputs):
+            assert not outputs[tensor].view(-1)[5].isfinite()
+    if not parse(method).traits.memoryless:
+        assert same_state(saved, [session.state_dict() for session in cohort.sessions])
+        assert same_state(cohort.average(cohort.inputs(2)), untouched.average(untouched.inputs(2)))
+
+
+@everywhere
+def test_configuration_survives_round_trips(method: str) -> None:
+    built = parse(method)
+    assert parse(str(built)) == built
+    assert parse(repr(built)) == built
+    assert parse(to_json(built)) == built
+    assert parse(json.loads(to_json(built))) == built
+    assert hash(parse(str(built))) == hash(built)
+
+
+@everywhere
+def test_state_survives_a_round_trip(method: str, tmp_path) -> None:
+    """20 steps straight equal 10, a checkpoint through a file, and 10 more, bit for bit."""
+    straight, first, second = Cohort(method, 3), Cohort(method, 3), Cohort(method, 3)
+    for step in range(10):
+        straight.average(straight.inputs(step))
+        first.average(first.inputs(step))
+    for session in first.sessions:
+        torch.save(session.state_dict(), tmp_path / f"rank{session.place.rank}.pt")
+    for session in second.sessions:
+        session.load_state_dict(torch.load(tmp_path / f"rank{session.place.rank}.pt", weights_only=True))
+    for step in range(10, 20):
+        inputs = straight.inputs(step)
+        assert same_state(straight.average(inputs), second.average(inputs))
+    assert same_state(
+        [session.state_dict() for session in straight.sessions],
+        [session.state_dict() for session in second.sessions],
+    )
+
+
+class Quadratic:
+    """Ranks whose minima lie far apart: their gradients do not vanish at the common minimum."""
+
+    def __init__(self, size: int) -> None:
+        rng = torch.Generator().manual_seed(0)
+        self.centres = [torch.randn(20, 30, generator=rng) * 3 for _ in range(size)]
+        self.curvature = [0.5 + torch.rand(20, 30, generator=rng) for _ in range(size)]
+        weighted = sum(c * m for c, m in zip(self.curvature, self.centres, strict=True))
+        self.best = weighted / sum(self.curvature)
+
+    def gradients(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        return [{"wide": c * (x - m)} for c, m in zip(self.curvature, self.centres, strict=True)]
+
+
+@pytest.mark.parametrize("method", named(lambda traits: traits.conserves or traits.elementwise))
+def test_convergence_of_what_conserves(method: str) -> None:
+    """Gradient descent comes to the common minimum, as it would with the exact mean."""
+    problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})
+    x = torch.zeros(20, 30)
+    steps = 3000
+    for step in range(steps):
+        # Error feedback delivers up to 1/ratio steps late, so the step size stays well below the ratio.
+        rate = 0.005 * min(1.0, 2 * (1 - step / steps))
+        x = x - rate * cohort.average(problem.gradients(x))[0]["wide"]
+    assert (x - problem.best).norm() < 0.02 * problem.best.norm()
+
+
+@pytest.mark.parametrize("method", named(lambda traits: traits.unbiased and not traits.memoryless))
+def test_convergence_of_what_is_unbiased(method: str) -> None:
+    """With steps of 1/t the error falls to what the measured variance leaves after T steps: about var/T."""
+    problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})
+    at_best = [cohort.average(problem.gradients(problem.best))[0]["wide"] for _ in range(100)]
+    variance = float(torch.stack(at_best).var(0).sum())
+    x = torch.zeros(20, 30)
+    steps = 2000
+    for step in range(steps):
+        x = x - min(0.1, 1.5 / (step + 1)) * cohort.average(problem.gradients(x))[0]["wide"]
+    error = float((x - problem.best).square().sum())
+    assert error < 4 * variance / steps + (0.01 * float(problem.best.norm())) ** 2

@@ -1,0 +1,38 @@
+"""Real gloo processes agree with the lock-step run to rounding, and with each other bit for bit."""
+
+import pytest
+import torch
+
+from tests.laws.cohort import CONFIGURATIONS, SHAPES, Cohort, same_state
+from thinwire import Session, parse
+from thinwire.launch import Worker, run_local
+
+STEPS = 3
+
+
+def average_everything(worker: Worker, given: list) -> dict[str, list]:
+    """Every configuration, a few steps each, in one set of processes."""
+    results = {}
+    for method in CONFIGURATIONS:
+        session = Session([(n, torch.empty(s)) for n, s in SHAPES.items()], method, dense_below=0)
+        results[method] = [session.average(step[worker.rank]) for step in given]
+        session.detach()
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_reality(size: int) -> None:
+    given = [Cohort("dense", size).inputs(step) for step in range(STEPS)]
+    everybody = run_local(average_everything, size, given, timeout=150)
+    for method in CONFIGURATIONS:
+        cohort = Cohort(method, size)
+        for step in range(STEPS):
+            real = [results[method][step] for results in everybody]
+            if parse(method).traits.consensus:
+                assert all(same_state(real[0], other) for other in real), f"{method}: ranks differ"
+            tolerance = 8 * size * parse(method).traits.rounding
+            for rank, expected in enumerate(cohort.average(given[step])):
+                for name, tensor in expected.items():
+                    scale = 1 + tensor.abs().max()
+                    difference = (real[rank][name] - tensor).abs().max()
+                    assert difference < tolerance * scale, f"{method}, step {step}, {name}: {difference}"
