@@ -129,11 +129,10 @@ def _compare_parameters(theirs: object, ours: list[list[Any]]) -> None:
 
 
 def _name(entry: object) -> str:
-    match entry:
-        case [name, [*shape], dtype]:
-            return f"{name!r} {tuple(shape)} {dtype}"
-        case _:
-            return f"{entry!r}"
+    if isinstance(entry, Sequence) and len(parts := list(cast("Sequence[object]", entry))) == 3:
+        name, shape, dtype = parts
+        return f"{name!r} {shape} {dtype}"
+    return repr(entry)
 
 
 def _drop(kept: Kept) -> Kept:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from thinwire.errors import PeerError, ThinwireError
-from thinwire.liveness import own_store, timeout_of
+from thinwire.liveness import default_store, timeout_of
 
 
 def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.ProcessGroup]:
@@ -37,7 +37,7 @@ def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessG
     """
     me, timeout = dist.get_rank(), timeout_of(parent)
     listing = hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()[:12]
-    store = own_store()
+    store = default_store()
     number = store.add(f"thinwire/groups/{listing}/{me}", 1)
     name = f"thinwire-{listing}-{number}"
     _muster(store, name, ranks, me, timeout)
@@ -48,7 +48,7 @@ def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessG
             ranks.index(me),
             ranks,
             helpers.Backend(dist.get_backend(parent)),
-            helpers._get_default_store(),
+            store,
             name,
             timeout=timeout,
         )

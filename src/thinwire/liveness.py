@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import time
 from datetime import timedelta
 from typing import Any, cast
@@ -23,7 +25,6 @@ class Liveness:
         self._size = group.size()
         self._ranks = dist.get_process_group_ranks(group)
         self._prefix = f"thinwire/reports/{session}"  # one for all lanes: a rank reports its first failure
-        self._store = own_store()
         self.timeout = timeout_of(group)
 
     def diagnose(self, operation: str, error: BaseException) -> PeerError:
@@ -46,18 +47,30 @@ class Liveness:
         return PeerError(f"{operation} failed on rank {self._ranks[self._rank]}: {who}. Cause: {cause}")
 
     def _reports(self, operation: str) -> dict[int, str] | None:
-        try:
-            self._store.set(f"{self._prefix}/{self._rank}", operation)
-            known: dict[int, str] = {}
-            deadline = time.monotonic() + GRACE_SECONDS
-            while time.monotonic() < deadline and len(known) < self._size - 1:
-                for rank in range(self._size):
-                    key = f"{self._prefix}/{rank}"
-                    if rank != self._rank and rank not in known and self._store.check([key]):
-                        known[rank] = bytes(self._store.get(key)).decode()
-                time.sleep(0.05)
-        except RuntimeError:  # includes torch's DistError: the store's host has left
-            return None
+        """What the others report, by rank; None if the store does not answer, whatever it is waiting for."""
+        known: dict[int, str] | None = None
+
+        def ask() -> None:
+            nonlocal known
+            with contextlib.suppress(RuntimeError):  # includes torch's DistError: the store's host has left
+                known = self._exchange_reports(operation)
+
+        asking = threading.Thread(target=ask, name="thinwire-diagnosis", daemon=True)
+        asking.start()
+        asking.join(GRACE_SECONDS + 2.0)
+        return known
+
+    def _exchange_reports(self, operation: str) -> dict[int, str]:
+        store = _own_connection()
+        store.set(f"{self._prefix}/{self._rank}", operation)
+        known: dict[int, str] = {}
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and len(known) < self._size - 1:
+            for rank in range(self._size):
+                key = f"{self._prefix}/{rank}"
+                if rank != self._rank and rank not in known and store.check([key]):
+                    known[rank] = bytes(store.get(key)).decode()
+            time.sleep(0.05)
         return known
 
 
@@ -67,14 +80,14 @@ def _plain(text: str) -> str:
     return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).partition(" This is typically")[0].rstrip(". ")
 
 
-def own_store() -> Any:
-    """A connection of our own to the default store: one that waits must not block the others."""
-    store = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    clone = getattr(store, "clone", None)
-    try:
-        return clone() if clone is not None else store
-    except RuntimeError:
-        return store
+def default_store() -> Any:
+    return c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+
+
+def _own_connection() -> Any:
+    """A connection of our own to the default store: another thread may be waiting on the program's."""
+    store = default_store()
+    return store.clone() if hasattr(store, "clone") else store
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:

@@ -209,8 +209,8 @@ class _DdpHost:
         names = [self._name_of.get(id(parameter), "") for parameter in parameters]
         if "" in names:
             raise ThinwireError(
-                "DDP averages a parameter that was frozen or not there at attach: freeze parameters before the "
-                "model is wrapped in DistributedDataParallel, and attach after both"
+                "DDP averages a parameter that was frozen or not there at attach: freeze parameters before "
+                "the model is wrapped in DistributedDataParallel, and attach after both"
             )
         layout = self.session.layout(names, buffer.device)
         if layout.numel != buffer.numel():
