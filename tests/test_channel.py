@@ -201,5 +201,5 @@ def test_talking_after_settlement_is_refused_by_the_blocking_driver() -> None:
 
     session = Session([("w", torch.zeros(3))], _TalksAfterSettling(), place=Place(0, 1), dense_below=0)
     _, views = session.views({"w": torch.ones(3)})
-    with pytest.raises(AssertionError, match="after its settlement"):
+    with pytest.raises(AssertionError, match="after its last answer"):
         Blocking(lambda op: op).run(session.program(views))

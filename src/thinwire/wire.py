@@ -16,10 +16,10 @@ import torch
 
 from thinwire.errors import PayloadError
 
-MAGIC = 0x7477
+MAGIC = 0x77
 VERSION = 1
-RAGGED = 1
-_HEADER = struct.Struct("<HBBIII")
+RAGGED = 0x80
+_HEADER = struct.Struct("<BBHI")
 HEADER_BYTES = _HEADER.size
 _LIMIT = 2**32
 
@@ -111,9 +111,8 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, context: int, ragged: bool
         raise PayloadError(f"a payload of {total} bytes exceeds the frame's limit of {_LIMIT - 1}")
     device = parts[0].device if parts else torch.device("cpu")
     buffer = torch.empty(total, dtype=torch.uint8, device=device)
-    head = bytearray(
-        _HEADER.pack(MAGIC, VERSION, RAGGED if ragged else 0, step % _LIMIT, context, total - HEADER_BYTES)
-    )
+    version = VERSION | (RAGGED if ragged else 0)
+    head = bytearray(_HEADER.pack(MAGIC, version, context, step % _LIMIT))
     if ragged:
         head += struct.pack(f"<{len(parts)}I", *(part.numel() for part in parts))
         head += bytes(HEADER_BYTES + _table_bytes(len(parts), ragged) - len(head))
@@ -145,13 +144,13 @@ def unpack(
     if frame.numel() < HEADER_BYTES:
         raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
     head = to_bytes(frame[:HEADER_BYTES])
-    magic, version, flags, its_step, its_context, body = _HEADER.unpack(head)
+    magic, version, its_context, its_step = _HEADER.unpack(head)
     if magic != MAGIC:
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
-    if version != VERSION:
-        raise PayloadError(f"{where} has format version {version}, this rank speaks {VERSION}")
-    if flags != (RAGGED if ragged else 0):
-        raise PayloadError(f"{where} has flags {flags}, expected {RAGGED if ragged else 0}")
+    if version & ~RAGGED != VERSION:
+        raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
+    if bool(version & RAGGED) != ragged:
+        raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
     if its_step != step % _LIMIT:
         raise PayloadError(
             f"{where} belongs to step {its_step}, this rank is at step {step}: "
@@ -159,10 +158,7 @@ def unpack(
         )
     if its_context != context:
         raise PayloadError(f"{where} belongs to other tensors or another method than this rank's")
-    if body != frame.numel() - HEADER_BYTES:
-        raise PayloadError(
-            f"{where} announces {body} bytes, {frame.numel() - HEADER_BYTES} came: truncated or too long"
-        )
+    body = frame.numel() - HEADER_BYTES
     table = _table_bytes(len(templates), ragged)
     if ragged:
         if body < table:
@@ -173,7 +169,7 @@ def unpack(
         lengths = [template.numel() for template in templates]
     needed = table + sum(n * t.element_size() for n, t in zip(lengths, templates, strict=True))
     if _aligned(needed) != body:
-        raise PayloadError(f"{where} has a body of {body} bytes, its parts need {needed}")
+        raise PayloadError(f"{where} has {body} bytes for parts that need {needed}: truncated or too long")
     parts: list[torch.Tensor | None] = [None] * len(templates)
     position = HEADER_BYTES + table
     for index in _order(templates):

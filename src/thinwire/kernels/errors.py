@@ -1,5 +1,5 @@
 """What a kernel raises when bytes that came from another rank cannot be what they claim to be."""
 
+from thinwire.errors import PayloadError
 
-class PayloadError(ValueError):
-    """A received payload has a length, an index or a scale that its header does not allow."""
+__all__ = ["PayloadError"]
