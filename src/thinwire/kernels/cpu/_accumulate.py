@@ -10,10 +10,12 @@ from torch import Tensor
 from thinwire.kernels.cpu import _pool, _scratch
 from thinwire.kernels.cpu._collect import TILE, collect_tile, count_tile
 from thinwire.kernels.cpu._jit import F32, F64, I32, kernel
+from thinwire.kernels.cpu._simd import LANES, accumulate64, accumulate_keeping64, lowest_bit
 from thinwire.kernels.cpu._source import WIDEN, view
 from thinwire.kernels.cpu._sums import tile_moments
 
 T = TypeVar("T")
+_ONE = np.uint64(1)
 
 Step = Callable[[F32, F32, F32 | None, bool, int], T]
 """work(residual, gradient, undo or None, whether the gradient itself receives the old residual, position)."""
@@ -69,16 +71,29 @@ def accumulate_taking(
     Returns (the new end, the position reached): stops where the room might not suffice.
     """
     n = len(residual)
-    for lo in range(0, n, TILE):
-        hi = min(lo + TILE, n)
-        if at + (hi - lo) > len(indices):
+    for lo in range(0, n, LANES):
+        if at + LANES > len(indices):
             return at, lo
-        tile = residual[lo:hi]
-        accumulate_tile(tile, grad[lo:hi], part(undo, lo, hi), swap)
-        end = collect_tile(tile, base + lo, above, indices, values, at)
-        for e in range(at, end):
-            tile[indices[e] - base - lo] = 0.0
-        at = end
+        if lo + LANES > n:
+            hi = n
+            accumulate_tile(residual[lo:hi], grad[lo:hi], part(undo, lo, hi), swap)
+            end = collect_tile(residual[lo:hi], base + lo, above, indices, values, at)
+            for e in range(at, end):
+                residual[indices[e] - base] = 0.0
+            return end, n
+        if swap:
+            mask = accumulate_keeping64(residual, grad, grad, lo, np.int32(above))
+        elif undo is not None:
+            mask = accumulate_keeping64(residual, grad, undo, lo, np.int32(above))
+        else:
+            mask = accumulate64(residual, grad, lo, np.int32(above))
+        while mask != 0:
+            j = lo + lowest_bit(mask)
+            indices[at] = base + j
+            values[at] = residual[j]
+            residual[j] = 0.0
+            at += 1
+            mask &= mask - _ONE
     return at, n
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from thinwire.kernels.cpu import _pool, _scratch
 from thinwire.kernels.cpu._jit import F32, I32, kernel
-from thinwire.kernels.cpu._simd import LANES, above64, lowest_bit
+from thinwire.kernels.cpu._simd import LANES, above64, lowest_bit, sum_above64
 from thinwire.kernels.cpu._source import Source
 
 TILE = 2048
@@ -36,21 +36,38 @@ def collect_tile(tile: F32, base: int, above: int, indices: I32, values: F32, at
 
 
 @kernel
+def collect_tile_sum(a: F32, b: F32, base: int, above: int, indices: I32, values: F32, at: int) -> int:
+    """`collect_tile` of a + b."""
+    n = len(a)
+    full = n - n % LANES
+    for block in range(0, full, LANES):
+        mask = sum_above64(a, b, block, np.int32(above))
+        while mask != 0:
+            j = block + lowest_bit(mask)
+            indices[at] = base + j
+            values[at] = a[j] + b[j]
+            at += 1
+            mask &= mask - _ONE
+    rest = np.empty(LANES, np.float32)
+    for j in range(full, n):
+        rest[j - full] = a[j] + b[j]
+    return collect_tile(rest[: n - full], base + full, above, indices, values, at)
+
+
+@kernel
 def collect(
     a: F32, b: F32 | None, base: int, above: int, indices: I32, values: F32, at: int
 ) -> tuple[int, bool]:
     """All entries above, appended at `at`: (the new end, False), or True if the room might not suffice."""
     n = len(a)
-    scratch = np.empty(TILE, np.float32)
     for lo in range(0, n, TILE):
         hi = min(lo + TILE, n)
         if at + (hi - lo) > len(indices):
             return at, True
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            add_into(tile, a[lo:hi], b[lo:hi])
-        at = collect_tile(tile, base + lo, above, indices, values, at)
+        if b is None:
+            at = collect_tile(a[lo:hi], base + lo, above, indices, values, at)
+        else:
+            at = collect_tile_sum(a[lo:hi], b[lo:hi], base + lo, above, indices, values, at)
     return at, False
 
 
@@ -59,15 +76,10 @@ def collect_all(
     a: F32, b: F32 | None, base: int, above: int, indices: I32, values: F32, at: int
 ) -> None:
     """`collect` where the caller has counted: there is room for exactly these."""
-    n = len(a)
-    scratch = np.empty(TILE, np.float32)
-    for lo in range(0, n, TILE):
-        hi = min(lo + TILE, n)
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            add_into(tile, a[lo:hi], b[lo:hi])
-        at = collect_tile(tile, base + lo, above, indices, values, at)
+    if b is None:
+        collect_tile(a, base, above, indices, values, at)
+    else:
+        collect_tile_sum(a, b, base, above, indices, values, at)
 
 
 @kernel

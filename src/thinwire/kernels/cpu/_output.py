@@ -12,6 +12,13 @@ from thinwire.kernels.cpu._source import WIDEN, view
 
 
 @kernel
+def fill(tile: F32, value: np.float32) -> None:
+    # A loop: slice assignment would not vectorise.
+    for j in range(len(tile)):
+        tile[j] = value
+
+
+@kernel
 def divide(tile: F32, workers: int) -> None:
     """tile /= workers, by a product where that gives the same bits."""
     if workers == 1:

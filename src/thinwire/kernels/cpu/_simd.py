@@ -67,6 +67,54 @@ def equal64(typingctx, array, offset, bits):
     return types.uint64(array, types.intp, types.int32), codegen
 
 
+def _above(builder, floats, bits):
+    magnitude = builder.and_(builder.bitcast(floats, _INTS), _constant(_INTS, 0x7FFFFFFF))
+    return builder.bitcast(builder.icmp_signed(">", magnitude, _splat(builder, bits, _INTS)), _MASK)
+
+
+@intrinsic
+def sum_above64(typingctx, first, second, offset, bits):
+    """sum_above64(float32 array, float32 array, offset, int32 bits) -> uint64: `above64` of the sum."""
+
+    def codegen(context, builder, signature, args):
+        a = _load(context, builder, signature.args[0], args[0], args[2], _FLOATS)
+        b = _load(context, builder, signature.args[1], args[1], args[2], _FLOATS)
+        return _above(builder, builder.fadd(a, b), args[3])
+
+    return types.uint64(first, second, types.intp, types.int32), codegen
+
+
+@intrinsic
+def accumulate64(typingctx, residual, grad, offset, bits):
+    """accumulate64(residual, grad, offset, int32 bits) -> uint64: residual += grad, `above64` of the sum."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[2], _FLOATS)
+        g = _load(context, builder, signature.args[1], args[1], args[2], _FLOATS)
+        total = builder.fadd(builder.load(pointer, align=4), g)
+        builder.store(total, pointer, align=4)
+        return _above(builder, total, args[3])
+
+    return types.uint64(residual, grad, types.intp, types.int32), codegen
+
+
+@intrinsic
+def accumulate_keeping64(typingctx, residual, grad, undo, offset, bits):
+    """`accumulate64` that writes the old residual to `undo`, which may be `grad`."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[3], _FLOATS)
+        g = _load(context, builder, signature.args[1], args[1], args[3], _FLOATS)
+        old = builder.load(pointer, align=4)
+        total = builder.fadd(old, g)
+        builder.store(total, pointer, align=4)
+        keep = _pointer(context, builder, signature.args[2], args[2], args[3], _FLOATS)
+        builder.store(old, keep, align=4)
+        return _above(builder, total, args[4])
+
+    return types.uint64(residual, grad, undo, types.intp, types.int32), codegen
+
+
 @intrinsic
 def nonnegative64(typingctx, array, offset):
     """nonnegative64(float32 array, offset) -> uint64: lane j is set if array[offset + j] >= 0."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.kernels.cpu import _pool, _scratch
 from thinwire.kernels.cpu._jit import F32, I32, I64, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, float32_at, int32_at
-from thinwire.kernels.cpu._output import divide, through_float32
+from thinwire.kernels.cpu._output import divide, fill, through_float32
 
 _TILE = 4096
 
@@ -34,7 +34,7 @@ def scatter_range(
     for lo in range(0, len(out), _TILE):
         hi = min(lo + _TILE, len(out))
         tile = out[lo:hi]
-        tile[:] = 0.0
+        fill(tile, np.float32(0.0))
         for w in range(workers):
             where = int32_at(indices[w], lengths[w])
             what = float32_at(values[w], lengths[w])

@@ -18,7 +18,7 @@ from thinwire.kernels.cpu._source import Source
 
 # A sample takes runs of one cache line, which costs as much as single entries.
 _RUN = 16
-_RUNS = 8192
+_RUNS = 4096
 _SAMPLED_FROM = 4 * _RUN * _RUNS
 
 

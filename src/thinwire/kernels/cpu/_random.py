@@ -1,0 +1,43 @@
+"""The shared counter-based generator, one word at a time and in 32-bit arithmetic, so that it vectorises."""
+
+import numpy as np
+
+from thinwire.kernels._random import MASK32, MIX_A, MIX_B, SPLIT_A, SPLIT_B, keys
+from thinwire.kernels.cpu._jit import kernel
+
+_MIX_A = np.uint32(MIX_A)
+_MIX_B = np.uint32(MIX_B)
+_SPLIT_A = np.uint64(SPLIT_A)
+_SPLIT_B = np.uint64(SPLIT_B)
+_HALF = np.float32(0.5)
+_UNIT = np.float32(2.0**-23)
+
+
+@kernel
+def word(counter: np.uint32, key: np.uint32) -> np.uint32:
+    """The word of position p is word(p + first key, second key)."""
+    h = np.uint32(counter ^ (counter >> np.uint32(16)))
+    h = np.uint32(h * _MIX_A)
+    h = np.uint32(h ^ (h >> np.uint32(15)) ^ key)
+    h = np.uint32(h * _MIX_B)
+    return np.uint32(h ^ (h >> np.uint32(16)))
+
+
+@kernel
+def uniform(counter: np.uint32, key: np.uint32) -> np.float32:
+    """Centred 23-bit uniforms in (0, 1)."""
+    return (np.float32(np.int32(word(counter, key) >> np.uint32(9))) + _HALF) * _UNIT
+
+
+@kernel
+def mix64(value: np.uint64) -> np.uint64:
+    """The splitmix64 finaliser."""
+    value = (value ^ (value >> np.uint64(30))) * _SPLIT_A
+    value = (value ^ (value >> np.uint64(27))) * _SPLIT_B
+    return value ^ (value >> np.uint64(31))
+
+
+def counters(seed: int, position: int) -> tuple[np.uint32, np.uint32]:
+    """What `word` takes for the entry at `position`: the counter to start from, and the second key."""
+    key_a, key_b = keys(seed)
+    return np.uint32((key_a + position) & MASK32), np.uint32(key_b)

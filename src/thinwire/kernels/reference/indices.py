@@ -1,0 +1,63 @@
+"""Index codes in plain torch: every step is a whole-tensor operation, so it runs on any device."""
+
+import torch
+from torch import Tensor
+
+
+def bitmap(indices: Tensor, n: int) -> Tensor:
+    return _pack_set_bits(indices.long(), (n + 7) // 8)
+
+
+def from_bitmap(code: Tensor) -> Tensor:
+    return _set_bits(code).to(torch.int32)
+
+
+def elias_fano(indices: Tensor, n: int, low: int) -> Tensor:
+    wide = indices.long()
+    position = torch.arange(wide.numel(), device=wide.device)
+    unary = _pack_set_bits((wide >> low) + position, (wide.numel() + (n >> low) + 8) // 8)
+    return torch.cat([_pack_low_bits(wide, low), unary])
+
+
+def from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor | None:
+    ones = _set_bits(code[plain:])
+    if ones.numel() != k:
+        return None
+    high = ones - torch.arange(k, device=code.device)
+    if k and (int(high.min()) < 0 or int(high.max()) > 2**31 >> low):
+        return None
+    return ((high << low) | _unpack_low_bits(code[:plain], k, low)).to(torch.int32)
+
+
+def _pack_set_bits(positions: Tensor, length: int) -> Tensor:
+    bits = torch.zeros(length * 8, dtype=torch.uint8, device=positions.device)
+    bits[positions] = 1
+    return _pack(bits)
+
+
+def _set_bits(code: Tensor) -> Tensor:
+    return _unpack(code).nonzero().view(-1)
+
+
+def _pack_low_bits(values: Tensor, low: int) -> Tensor:
+    shifts = torch.arange(low, device=values.device)
+    bits = ((values[:, None] >> shifts) & 1).to(torch.uint8).view(-1)
+    padded = torch.zeros((bits.numel() + 7) // 8 * 8, dtype=torch.uint8, device=values.device)
+    padded[: bits.numel()] = bits
+    return _pack(padded)
+
+
+def _unpack_low_bits(code: Tensor, k: int, low: int) -> Tensor:
+    shifts = torch.arange(low, device=code.device)
+    bits = _unpack(code)[: k * low].view(k, low).long()
+    return (bits << shifts).sum(1)
+
+
+def _pack(bits: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits.view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
+
+
+def _unpack(code: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=code.device)
+    return ((code[:, None] >> shifts) & 1).view(-1)
