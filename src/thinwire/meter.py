@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """Totals of one kind of operation, or of all."""
 
     operations: int = 0
@@ -17,26 +19,11 @@ class Tally:
     received_bytes: int = 0
     seconds: float = 0.0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.operations + other.operations,
-            self.payload_bytes + other.payload_bytes,
-            self.overhead_bytes + other.overhead_bytes,
-            self.sent_bytes + other.sent_bytes,
-            self.received_bytes + other.received_bytes,
-            self.seconds + other.seconds,
-        )
+    def plus(self, other: Tally) -> Tally:
+        return Tally._make(map(operator.add, self, other))
 
-    def __sub__(self, other: Tally) -> Tally:
-        return self + replace(
-            other,
-            operations=-other.operations,
-            payload_bytes=-other.payload_bytes,
-            overhead_bytes=-other.overhead_bytes,
-            sent_bytes=-other.sent_bytes,
-            received_bytes=-other.received_bytes,
-            seconds=-other.seconds,
-        )
+    def minus(self, other: Tally) -> Tally:
+        return Tally._make(map(operator.sub, self, other))
 
 
 @dataclass
@@ -56,7 +43,7 @@ class Meter:
 
     def count(self, operation: str, tally: Tally) -> None:
         with self._lock:
-            self.by_operation[operation] = self.by_operation.get(operation, Tally()) + tally
+            self.by_operation[operation] = self.by_operation.get(operation, Tally()).plus(tally)
 
     def count_step(self) -> None:
         with self._lock:
@@ -70,7 +57,7 @@ class Meter:
     @property
     def total(self) -> Tally:
         with self._lock:
-            return sum(self.by_operation.values(), Tally())
+            return functools.reduce(Tally.plus, self.by_operation.values(), Tally())
 
     @property
     def payload_bytes(self) -> int:

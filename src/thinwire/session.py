@@ -221,16 +221,19 @@ class Session:
         ch = Channel(self.place, step=self.step, seed=self.seed, key=layout.key, device=layout.device)
         state = State() if traits.memoryless else self._state(exchange, layout)
         memory = group.memory(views)
-        if len(memory) == 1:
+        # Methods that code or select work in single precision, as what they remember does.
+        narrowed = layout.dtype == torch.float64 and not traits.elementwise
+        direct = len(memory) == 1 and not narrowed
+        if direct:
             x, out = memory[0]
         else:
-            x = out = torch.cat([piece for piece, _ in memory])
+            x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
         if ch.finite is None and self.remembers:
             await ch.settled(bool(torch.isfinite(out.sum())) or bool(out.isfinite().all()))
         if ch.finite is False and not traits.elementwise:
             out.fill_(torch.nan)
-        if len(memory) > 1:
+        if not direct:
             position = 0
             for _, target in memory:
                 target.copy_(out[position : position + target.numel()])
@@ -261,7 +264,7 @@ class Session:
             self.step += 1
         if not self._announced:
             self._announced = True
-            self._announce(self.meter.total - self._before_step)
+            self._announce(self.meter.total.minus(self._before_step))
 
     def _announce(self, first: Tally) -> None:
         if self.place.rank == 0:

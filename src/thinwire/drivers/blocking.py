@@ -45,14 +45,14 @@ def drive_until_settled(program: Program, execute: Callable[[wire.Primitive], ob
     return request
 
 
-def finish(program: Program, verdict: bool) -> None:
-    """Answer the settlement; nothing may be asked of the network after it."""
+def finish(program: Program, answer: object) -> None:
+    """Give the last answer (of the settlement, or of the only operation); nothing may be asked after it."""
     try:
-        request = program.send(verdict)
+        request = program.send(answer)
     except StopIteration:
         return
     program.close()
-    raise AssertionError(f"an exchange asked for {type(request).__name__} after its settlement")
+    raise AssertionError(f"an exchange asked for {type(request).__name__} after its last answer")
 
 
 class Blocking:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,22 @@ class ProcessGroupWire:
         self.meter.count(op.name, tally(op, cost, length, seconds))
         return answer
 
+    def issue(self, op: wire.AllReduce, done: Callable[[BaseException | None], None]) -> None:
+        """Begin a sum and return; `done` is called where it ends, which must not issue another."""
+        begin = time.perf_counter()
+
+        def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+            try:
+                future.value()
+            except RuntimeError as error:
+                done(self._liveness.diagnose(f"{op.name} of {self.label}", error))
+                return
+            cost, length = cost_of(op, self.place)
+            self.meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
+            done(None)
+
+        cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
+
     def close(self) -> None:
         """Leave the private group; harmless if everything has been destroyed already."""
         if dist.is_initialized():
@@ -50,7 +67,7 @@ class ProcessGroupWire:
         cost, length = cost_of(op, self.place)
         match op:
             case wire.AllReduce():
-                dist.all_reduce(op.tensor, group=self.group)
+                self.group.allreduce([op.tensor]).wait()
                 return op.tensor, cost, length
             case wire.AllGather():
                 gathered = op.block.new_empty((self.place.size, op.block.numel()))

@@ -1,21 +1,22 @@
 """DistributedDataParallel: a communication hook hands every bucket to the session's lanes."""
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
-import contextlib
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.exchange import Exchange
 from thinwire.hosts.streams import LaneStreams, future_for
 from thinwire.layout import Layout
 from thinwire.plan import View
+from thinwire.registry import parse
 from thinwire.session import LossScale, Session
 
 LANES = 2
@@ -84,11 +85,15 @@ def attach(
         raise ConfigError("this model has a communication hook already, and DDP takes only one")
     names = _names(model)
     group = cast(dist.ProcessGroup, model.process_group)
-    lanes = LANES if overlap and dist.get_backend(group) == "gloo" else 1
+    exchange = parse(method)
+    on_cpu = dist.get_backend(group) == "gloo"
+    direct = overlap and on_cpu and exchange.traits.memoryless
+    lanes = LANES if overlap and on_cpu and not direct else 1
     session = Session(
-        names.items(), method, group, seed=seed, dense_below=dense_below, scaler=scaler, lanes=lanes
+        names.items(), exchange, group, seed=seed, dense_below=dense_below, scaler=scaler, lanes=lanes
     )
-    host = _DdpHost(session, names, overlap)
+    driver = Direct(session.wires[0]) if direct else Lanes(session.wires, overlap=overlap)
+    host = _DdpHost(session, names, driver)
     if switch is None:
         switch = _Switch(group)
         model.register_comm_hook(switch, thinwire_hook)
@@ -117,31 +122,39 @@ def _value(done: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
     return done.value()
 
 
-def _raise_at_the_end_of_backward(futures: "Sequence[torch.futures.Future[torch.Tensor]]") -> None:
-    """Let `backward()` raise a lane's own error: DDP looks at the futures next and keeps only its text."""
+def _raise_after_backward(errors: list[BaseException]) -> bool:
+    """Let `backward()` raise the first of `errors`; False if there is no backward pass (under `join()`).
 
-    def wait() -> None:
-        for future in futures:
-            future.wait()
-
+    DDP would keep only an error's text. The callback queues itself once more to come behind DDP's own, which
+    unpacks the buckets as they arrive: to wait for all of them before would cost that overlap.
+    """
     engine = cast(Any, torch.autograd.Variable)._execution_engine
-    with contextlib.suppress(RuntimeError):  # no backward pass: a rank that finished early, under join()
-        engine.queue_callback(wait)
+
+    def behind_ddp() -> None:
+        if errors:
+            raise errors[0]
+
+    try:
+        engine.queue_callback(lambda: engine.queue_callback(behind_ddp))
+    except RuntimeError:
+        return False
+    return True
 
 
 class _DdpHost:
     """Gives each bucket a future, and the session's lanes the bucket."""
 
-    def __init__(self, session: Session, names: dict[str, torch.Tensor], overlap: bool) -> None:
+    def __init__(self, session: Session, names: dict[str, torch.Tensor], lanes: Lanes | Direct) -> None:
         self.session = session
-        self.lanes = Lanes(session.wires, overlap=overlap)
+        self.lanes = lanes
         self._name_of = {id(parameter): name for name, parameter in names.items()}
         self._parameters = names  # keeps the ids valid
         self._streams = LaneStreams()
         self._step: Step | None = None
         self._held: list[tuple[View, torch.futures.Future[torch.Tensor]]] = []
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._promised: list[torch.futures.Future[torch.Tensor]] = []
+        self._errors: list[BaseException] = []
+        self._in_backward = False
         self._whole_model = session.method.traits.scope == "model"
         self._next_lane = 0
 
@@ -149,7 +162,8 @@ class _DdpHost:
         if self._step is None:
             self._step = Step(self.session.end_step)
             self._next_lane = 0
-            self._promised = []
+            self._errors = []
+            self._in_backward = _raise_after_backward(self._errors)
             self.session.begin_step()
         step = self._step
         try:
@@ -162,7 +176,6 @@ class _DdpHost:
     def _take(self, step: Step, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         view, last = self._view(bucket), bucket.is_last()
         future = future_for(view.x.device)
-        self._promised.append(future)
         if self._whole_model:
             self._held.append((view, future))
             if last:
@@ -173,16 +186,21 @@ class _DdpHost:
         if last:
             self._step = None
             step.close()
-            _raise_at_the_end_of_backward(self._promised)
         # Only a callback's exception is a failure to DDP; it takes the one that `set_exception` leaves in a
         # future for a gradient.
-        return future.then(_value)
+        return future if self._in_backward else future.then(_value)
 
     def _submit(self, step: Step, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]) -> None:
+        errors, in_backward = self._errors, self._in_backward
+
         def done(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
             for view, future in buckets:
                 if error is None:
                     future.set_result(view.out)
+                elif in_backward:  # `backward()` is about to raise; nobody shall take this for a gradient
+                    future.set_result(view.out.fill_(torch.nan))
                 else:
                     cast(Any, future).set_exception(error)
 
