@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels import _check
 from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels._gspar import LARGEST
 from thinwire.kernels.reference import gspar as reference
 
 
@@ -37,6 +38,7 @@ def gspar_sample(x: Tensor, lam: float, seed: int) -> tuple[Tensor, Tensor, Tens
     _check.flat_float("x", x)
     if not math.isfinite(lam) or lam < 0:
         raise ValueError(f"lambda must be finite and not negative, got {lam}")
+    lam = min(lam, LARGEST)
     certain, values, sampled = _impl(x).gspar_sample(x, lam, seed)
     return certain, values, sampled, 1.0 / lam if lam > 0 else 0.0
 

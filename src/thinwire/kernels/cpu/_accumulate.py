@@ -109,9 +109,7 @@ def accumulate_counting(residual: F32, grad: F32, undo: F32 | None, swap: bool, 
 
 
 @kernel
-def accumulate_moments(
-    residual: F32, grad: F32, undo: F32 | None, swap: bool, block: int, out: F64
-) -> None:
+def accumulate_moments(residual: F32, grad: F32, undo: F32 | None, swap: bool, block: int, out: F64) -> None:
     """Accumulate, and sum what comes out: one row (finite entries, sum, squares) per block."""
     for lo in range(0, len(residual), TILE):
         hi = min(lo + TILE, len(residual))

@@ -72,9 +72,7 @@ def collect(
 
 
 @kernel
-def collect_all(
-    a: F32, b: F32 | None, base: int, above: int, indices: I32, values: F32, at: int
-) -> None:
+def collect_all(a: F32, b: F32 | None, base: int, above: int, indices: I32, values: F32, at: int) -> None:
     """`collect` where the caller has counted: there is room for exactly these."""
     if b is None:
         collect_tile(a, base, above, indices, values, at)

@@ -58,9 +58,7 @@ def run_scale(x: F32, l2: bool) -> np.float32:
 
 
 @kernel
-def encode_run(
-    x: F32, scale: np.float32, bits: int, counter: np.uint32, key: np.uint32, codes: U8
-) -> None:
+def encode_run(x: F32, scale: np.float32, bits: int, counter: np.uint32, key: np.uint32, codes: U8) -> None:
     """The codes of entries under one scale; `counter` belongs to the first of them."""
     s = np.float32((1 << (bits - 1)) - 1) if bits > 1 else _ONE
     if not scale > 0:  # zero or NaN: the middle code, or a fair coin

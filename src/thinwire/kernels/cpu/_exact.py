@@ -189,4 +189,3 @@ def _in_order(source: Source) -> Iterator[tuple[F32, F32 | None, int]]:
     else:
         for block, lo in source.widened():
             yield block, None, lo
-

@@ -39,10 +39,10 @@ def _compiled(function: Function, fastmath: bool | set[str]) -> Function:
     outside = config.CACHE_DIR
     config.CACHE_DIR = _CACHE
     try:
-        return numba.njit(nogil=True, cache=True, fastmath=fastmath)(function)  # type: ignore[no-any-return]
+        return numba.njit(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)  # type: ignore[no-any-return]
     except RuntimeError:
         # Nowhere to write, as in a read-only container: compile in every process.
-        return numba.njit(nogil=True, fastmath=fastmath)(function)  # type: ignore[no-any-return]
+        return numba.njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)  # type: ignore[no-any-return]
     finally:
         config.CACHE_DIR = outside
 

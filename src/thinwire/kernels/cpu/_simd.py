@@ -133,7 +133,9 @@ def add_choice64(typingctx, array, offset, mask, plus, minus):
     def codegen(context, builder, signature, args):
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
         chosen = builder.select(
-            builder.bitcast(args[2], _BITS), _splat(builder, args[3], _FLOATS), _splat(builder, args[4], _FLOATS)
+            builder.bitcast(args[2], _BITS),
+            _splat(builder, args[3], _FLOATS),
+            _splat(builder, args[4], _FLOATS),
         )
         builder.store(builder.fadd(builder.load(pointer, align=4), chosen), pointer, align=4)
         return context.get_dummy_value()
@@ -167,6 +169,26 @@ def copy_signed64(typingctx, target, at, source, offset, mask):
         return context.get_dummy_value()
 
     return types.void(target, types.intp, source, types.intp, types.uint64), codegen
+
+
+@intrinsic
+def bits_of(typingctx, value):
+    """bits_of(float32) -> int32, the same bits; vectorises inside loops."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def float_of(typingctx, bits):
+    """float_of(int32) -> float32, the same bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
 
 
 @intrinsic

@@ -53,6 +53,13 @@ class Source:
                 torch.add(part, self.b[lo : lo + WIDEN], out=block)
             yield view(block), lo
 
+    def pieces(self) -> Iterator[tuple[F32, int]]:
+        """All of a lone tensor in order: in one piece if it can be read as it is, else in widened blocks."""
+        if self.direct and self.b is None:
+            yield view(self.a), 0
+        else:
+            yield from self.widened()
+
     def run(self, work: Work[T]) -> list[T]:
         """work(a, b or None, first position) over ranges that together make the whole, in order."""
         if self.direct:
@@ -62,8 +69,3 @@ class Source:
 
 def view(tensor: Tensor) -> F32:
     return tensor.detach().numpy()
-
-
-def widen_one(tensor: Tensor) -> Tensor:
-    """A short tensor as float32."""
-    return tensor.float()

@@ -75,5 +75,7 @@ def total_of(parts: list[F64]) -> tuple[int, float, float]:
     if not parts:
         return 0, 0.0, 0.0
     rows = np.concatenate(parts)
-    count, total, squares = (float(v) for v in np.add.accumulate(rows, axis=0)[-1]) if len(rows) else (0, 0, 0)
+    count, total, squares = (
+        (float(v) for v in np.add.accumulate(rows, axis=0)[-1]) if len(rows) else (0, 0, 0)
+    )
     return int(count), total, squares

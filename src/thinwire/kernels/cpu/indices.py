@@ -19,28 +19,26 @@ def bits_set(code: U8, found: I32) -> int:
     """The positions of set bits, as many as fit; returns how many there are."""
     count = 0
     for byte in range(len(code)):
-        rest = int(code[byte])
+        rest = np.int64(code[byte])
+        bit = 8 * byte
         while rest:
-            lowest = rest & -rest
-            bit = 0
-            while lowest > 1:
-                lowest >>= 1
-                bit += 1
-            if count < len(found):
-                found[count] = 8 * byte + bit
-            count += 1
-            rest &= rest - 1
+            if rest & 1:
+                if count < len(found):
+                    found[count] = bit
+                count += 1
+            rest >>= 1
+            bit += 1
     return count
 
 
 @kernel
 def encode(indices: I32, low: int, plain: U8, unary: U8) -> None:
     mask = (1 << low) - 1
-    held = 0
+    held = np.int64(0)
     width = 0
     at = 0
     for j in range(len(indices)):
-        i = int(indices[j])
+        i = np.int64(indices[j])
         held |= (i & mask) << width
         width += low
         while width >= 8:
@@ -58,15 +56,15 @@ def encode(indices: I32, low: int, plain: U8, unary: U8) -> None:
 def decode(plain: U8, low: int, found: I32) -> bool:
     """`found` holds the unary part's bit positions and becomes the indices; False if one exceeds int32."""
     mask = (1 << low) - 1
-    held = 0
+    held = np.int64(0)
     width = 0
     at = 0
     for j in range(len(found)):
         while width < low:
-            held |= int(plain[at]) << width
+            held |= np.int64(plain[at]) << width
             at += 1
             width += 8
-        index = ((int(found[j]) - j) << low) | (held & mask)
+        index = ((np.int64(found[j]) - j) << low) | (held & mask)
         if index > 2147483647:
             return False
         found[j] = index

@@ -1,7 +1,153 @@
-"""Not compiled yet: the torch reference."""
+"""LAQ on the CPU: one pass for the radius, one for the codes, one for the update."""
 
-from thinwire.kernels.reference.laq import grid_step, laq_apply, laq_norms, laq_quantise  # noqa: F401
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.cpu import _pool
+from thinwire.kernels.cpu._codes import TILE, pack_tile, unpack_tile
+from thinwire.kernels.cpu._encode import scale_from_bits
+from thinwire.kernels.cpu._jit import F32, F64, U8, kernel
+from thinwire.kernels.cpu._simd import bits_of
+from thinwire.kernels.cpu._source import Source, view
+from thinwire.kernels.cpu._sums import tile_sums
+
+T = TypeVar("T")
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_HALF = np.float32(0.5)
+_ZERO = np.float32(0.0)
+
+
+@kernel
+def largest_difference(grad: F32, last: F32) -> int:
+    """max |grad - last| as an integer; NaN above infinity."""
+    top = np.int32(0)
+    for j in range(len(grad)):
+        top = max(top, bits_of(grad[j] - last[j]) & _MAGNITUDE)
+    return top
+
+
+@kernel
+def encode_difference(
+    grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, packed: U8
+) -> None:
+    codes = np.empty(TILE, np.uint8)
+    scratch = np.empty(TILE // 8, np.uint64)
+    top = np.float32((1 << bits) - 1)
+    for lo in range(0, len(grad), TILE):
+        hi = min(lo + TILE, len(grad))
+        g, q = grad[lo:hi], last[lo:hi]
+        for j in range(len(g)):
+            level = np.floor(((g[j] - q[j]) + radius) / step + _HALF)
+            codes[j] = np.uint8(np.int32(max(min(level, top), _ZERO)))
+        pack_tile(codes, hi - lo, bits, scratch, packed[lo * bits // 8 : (hi * bits + 7) // 8])
+
+
+@kernel
+def apply_difference(last: F32, packed: U8, radius: np.float32, step: np.float32, bits: int) -> None:
+    codes = np.empty(TILE, np.uint8)
+    scratch = np.empty(TILE // 8, np.uint64)
+    for lo in range(0, len(last), TILE):
+        hi = min(lo + TILE, len(last))
+        unpack_tile(packed[lo * bits // 8 : (hi * bits + 7) // 8], hi - lo, bits, scratch, codes)
+        q = last[lo:hi]
+        for j in range(len(q)):
+            q[j] += np.float32(codes[j]) * step - radius
+
+
+@kernel
+def squared_distance(a: F32, b: F32, scratch: F32) -> float:
+    difference = scratch[: len(a)]
+    for j in range(len(a)):
+        difference[j] = a[j] - b[j]
+    return tile_sums(difference)[1]
+
+
+@kernel
+def norms_range(
+    grad: F32, last: F32, packed: U8, radius: np.float32, step: np.float32, bits: int, block: int, out: F64
+) -> None:
+    """Per block (squared distance from the last state to the new one, from the gradient to the new one)."""
+    codes = np.empty(TILE, np.uint8)
+    scratch = np.empty(TILE // 8, np.uint64)
+    new = np.empty(TILE, np.float32)
+    spare = np.empty(TILE, np.float32)
+    for lo in range(0, len(last), TILE):
+        hi = min(lo + TILE, len(last))
+        tile, old = new[: hi - lo], last[lo:hi]
+        unpack_tile(packed[lo * bits // 8 : (hi * bits + 7) // 8], hi - lo, bits, scratch, codes)
+        if radius > 0:
+            for j in range(len(tile)):
+                tile[j] = old[j] + (np.float32(codes[j]) * step - radius)
+        else:
+            for j in range(len(tile)):
+                tile[j] = old[j]
+        row = out[lo // block]
+        row[0] += squared_distance(tile, old, spare)
+        row[1] += squared_distance(grad[lo:hi], tile, spare)
+
+
+def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
+    n = last.numel()
+    packed = torch.zeros((bits * n + 7) // 8, dtype=torch.uint8)
+    tops = _run(grad, last, lambda g, q, _: largest_difference(g, q))
+    radius = np.float32(scale_from_bits(max(tops, default=0)))  # Numba hands float32 back as a double
+    if not radius > 0:
+        return packed, float(radius)
+    step, to = _step(radius, bits), packed.numpy()
+
+    def work(g: F32, q: F32, lo: int) -> None:
+        mine = to[lo * bits // 8 : ((lo + len(q)) * bits + 7) // 8]
+        encode_difference(g, q, radius, step, bits, mine)
+
+    _run(grad, last, work)
+    return packed, float(radius)
+
+
+def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:
+    if radius == 0.0:
+        return
+    r = np.float32(radius)
+    step, codes = _step(r, bits), packed.numpy()
+
+    def work(lo: int, hi: int) -> None:
+        mine = codes[lo * bits // 8 : (hi * bits + 7) // 8]
+        apply_difference(view(last[lo:hi]), mine, r, step, bits)
+
+    _pool.run_cuts(work, _pool.cuts(last.numel()))
+
+
+def laq_norms(grad: Tensor, last: Tensor, packed: Tensor, radius: float, bits: int) -> tuple[float, float]:
+    r = np.float32(radius)
+    step, codes = _step(r, bits), packed.numpy()
+
+    def work(g: F32, q: F32, lo: int) -> F64:
+        rows = np.zeros((-(-len(q) // _pool.GRAIN), 2), np.float64)
+        mine = codes[lo * bits // 8 : ((lo + len(q)) * bits + 7) // 8]
+        norms_range(g, q, mine, r, step, bits, _pool.GRAIN, rows)
+        return rows
+
+    if last.numel() == 0:
+        return 0.0, 0.0
+    innovation, error = np.add.accumulate(np.concatenate(_run(grad, last, work)))[-1]
+    return float(innovation), float(error)
+
+
+def _run(grad: Tensor, last: Tensor, work: Callable[[F32, F32, int], T]) -> list[T]:
+    return Source(grad).run(lambda a, b, lo: work(a, view(last[lo : lo + len(a)]), lo))
+
+
+def _step(radius: np.float32, bits: int) -> np.float32:
+    """2 tau R, formed as in the reference."""
+    return np.float32(2.0) * (radius / np.float32(2**bits - 1))
 
 
 def warm() -> None:
-    pass
+    grad, last = torch.arange(-50.0, 50.0), torch.zeros(100)
+    packed, radius = laq_quantise(grad, last, 4)
+    laq_norms(grad, last, packed, radius, 4)
+    laq_apply(last, packed, radius, 4)

@@ -191,5 +191,3 @@ def warm() -> None:
         _scale_buckets(x, 10, norm == "l2", scales)
     encode(x, scales, 4, 10, 1, packed)
     dequantise_mean([packed, packed], [scales, scales], 4, 10, 100, torch.empty(100))
-
-

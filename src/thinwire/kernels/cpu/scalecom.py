@@ -1,7 +1,81 @@
-"""Not compiled yet: the torch reference."""
+"""Chunk-wise arg-max on the CPU: magnitude and position compared as one 64-bit number."""
 
-from thinwire.kernels.reference.scalecom import chunk_argmax, chunk_argmax_sum  # noqa: F401
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.cpu import _pool
+from thinwire.kernels.cpu._jit import F32, I32, kernel
+from thinwire.kernels.cpu._source import WIDEN, Source, view
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_LOW = np.int64(0xFFFFFFFF)
+_TILE = 2048
+
+
+@kernel
+def largest_key(a: F32, first: int) -> int:
+    """magnitude * 2^32 + (2^32 - 1 - position): the largest magnitude, and the lower position among equals."""
+    bits = a.view(np.int32)
+    top = np.int64(-1)
+    for j in range(len(bits)):
+        key = (np.int64(bits[j] & _MAGNITUDE) << 32) | (_LOW - (first + j))
+        top = max(top, key)
+    return top
+
+
+@kernel
+def argmax_chunks(a: F32, b: F32 | None, base: int, chunk: int, out: I32) -> None:
+    """One index per chunk; the range begins with a chunk."""
+    scratch = np.empty(_TILE, np.float32)
+    for c in range(len(out)):
+        end = min((c + 1) * chunk, len(a))
+        top = np.int64(-1)
+        for lo in range(c * chunk, end, _TILE):
+            hi = min(lo + _TILE, end)
+            tile = a[lo:hi]
+            if b is not None:
+                first, second = a[lo:hi], b[lo:hi]
+                tile = scratch[: hi - lo]
+                for j in range(len(tile)):
+                    tile[j] = first[j] + second[j]
+            top = max(top, largest_key(tile, base + lo))
+        out[c] = np.int32(_LOW - (top & _LOW))
+
+
+def chunk_argmax(x: Tensor, chunk: int) -> Tensor:
+    return _argmax(Source(x), chunk)
+
+
+def chunk_argmax_sum(residual: Tensor, grad: Tensor, chunk: int) -> Tensor:
+    return _argmax(Source(residual, grad), chunk)
+
+
+def _argmax(source: Source, chunk: int) -> Tensor:
+    n = source.numel
+    indices = torch.empty(-(-n // chunk), dtype=torch.int32)
+    to = indices.numpy()
+
+    def part(lo: int, hi: int) -> I32:
+        return to[lo // chunk : -(-hi // chunk)]
+
+    if source.direct:
+        grain = chunk * max(1, _pool.GRAIN // chunk)
+        _pool.run_cuts(
+            lambda lo, hi: argmax_chunks(*source.views(lo, hi), lo, chunk, part(lo, hi)), _pool.cuts(n, grain)
+        )
+    else:
+        block = chunk * max(1, WIDEN // chunk)
+        for lo in range(0, n, block):
+            hi = min(lo + block, n)
+            wide = source.a[lo:hi].float()
+            if source.b is not None:
+                wide = wide + source.b[lo:hi]
+            argmax_chunks(view(wide), None, lo, chunk, part(lo, hi))
+    return indices
 
 
 def warm() -> None:
-    pass
+    x = torch.arange(10.0)
+    chunk_argmax(x, 3)
+    chunk_argmax_sum(x, x, 3)

@@ -1,15 +1,226 @@
-"""Not compiled yet: the torch reference."""
+"""One-bit codes on the CPU: 64 comparisons become one 64-bit word, and back."""
 
-from thinwire.kernels.reference.sign import (  # noqa: F401
-    onebit_mean,
-    onebit_pack,
-    sign_majority,
-    sign_mean,
-    sign_pack,
-    sign_pack_mean,
-    sign_unpack,
-)
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.cpu import _pool
+from thinwire.kernels.cpu._codes import copy_bytes
+from thinwire.kernels.cpu._jit import F32, F64, U8, U64, kernel, reordering
+from thinwire.kernels.cpu._memory import addresses, uint8_at
+from thinwire.kernels.cpu._output import divide, fill, through_float32
+from thinwire.kernels.cpu._simd import LANES, add_choice64, nonnegative64
+from thinwire.kernels.cpu._source import Source
+
+_TILE = 4096
+_WORDS = _TILE // LANES
+_ONE = np.uint64(1)
+_ZERO = np.float32(0.0)
+
+
+@kernel
+def pack_signs(x: F32, packed: U8, words: U64) -> None:
+    """The bits of all of x into ceil(len / 8) bytes."""
+    for lo in range(0, len(x), _TILE):
+        hi = min(lo + _TILE, len(x))
+        tile = x[lo:hi]
+        whole = len(tile) // LANES
+        for w in range(whole):
+            words[w] = nonnegative64(tile, w * LANES)
+        if whole * LANES < len(tile):
+            last = np.uint64(0)
+            for j in range(whole * LANES, len(tile)):
+                if tile[j] >= 0:
+                    last |= _ONE << np.uint64(j - whole * LANES)
+            words[whole] = last
+        size = (len(tile) + 7) // 8
+        copy_bytes(packed[lo // 8 : lo // 8 + size], words.view(np.uint8)[:size])
+
+
+@reordering
+def signed_sums(tile: F32) -> tuple[float, float]:
+    """(sum of the entries >= 0, sum of the others); two loops, since one of both would not vectorise."""
+    plus = 0.0
+    for j in range(len(tile)):
+        v = tile[j]
+        plus += np.float64(v if v >= 0 else _ZERO)
+    minus = 0.0
+    for j in range(len(tile)):
+        v = tile[j]
+        minus += np.float64(_ZERO if v >= 0 else v)
+    return plus, minus
+
+
+@kernel
+def count_nonnegative(tile: F32) -> int:
+    count = np.int32(0)
+    for j in range(len(tile)):
+        count += np.int32(tile[j] >= 0)
+    return int(count)
+
+
+@kernel
+def pack_and_sum(x: F32, packed: U8, pack: bool, block: int, out: F64) -> None:
+    """Signs, and per block (sum of entries >= 0, sum of the others, how many are >= 0)."""
+    words = np.empty(_WORDS, np.uint64)
+    for lo in range(0, len(x), _TILE):
+        hi = min(lo + _TILE, len(x))
+        tile = x[lo:hi]
+        if pack:
+            pack_signs(tile, packed[lo // 8 : (hi + 7) // 8], words)
+        plus, minus = signed_sums(tile)
+        row = out[lo // block]
+        row[0] += plus
+        row[1] += minus
+        row[2] += count_nonnegative(tile)
+
+
+@kernel
+def mean_range(out: F32, base: int, numel: int, packed: U64, plus: F32, minus: F32, workers: int) -> None:
+    """out = the mean over workers of plus or minus by the bit; base is a multiple of 64."""
+    words = np.empty(_WORDS + 1, np.uint64)
+    for lo in range(0, len(out), _TILE):
+        hi = min(lo + _TILE, len(out))
+        tile = out[lo:hi]
+        fill(tile, np.float32(0.0))
+        size = (len(tile) + 7) // 8
+        first = (base + lo) // 8
+        whole = len(tile) // LANES
+        for w in range(workers):
+            copy_bytes(
+                words.view(np.uint8)[:size], uint8_at(packed[w], (numel + 7) // 8)[first : first + size]
+            )
+            for b in range(whole):
+                add_choice64(tile, b * LANES, words[b], plus[w], minus[w])
+            for j in range(whole * LANES, len(tile)):
+                bit = (words[whole] >> np.uint64(j - whole * LANES)) & _ONE
+                tile[j] += plus[w] if bit != 0 else minus[w]
+        divide(tile, workers)
+
+
+@kernel
+def majority_range(packed: U64, size: int, lo: int, hi: int, workers: int, out: U8) -> None:
+    """Bytes lo .. hi of the majority, by adding bits with carries in planes of words."""
+    planes_needed = 1
+    while (1 << planes_needed) <= workers:
+        planes_needed += 1
+    planes = np.empty((planes_needed, _WORDS), np.uint64)
+    carry = np.empty(_WORDS, np.uint64)
+    more = np.empty(_WORDS, np.uint64)
+    wanted = (workers + 1) // 2
+    width = _WORDS * 8
+    for at in range(lo, hi, width):
+        end = min(at + width, hi)
+        planes[:, :] = 0
+        for w in range(workers):
+            copy_bytes(carry.view(np.uint8)[: end - at], uint8_at(packed[w], size)[at:end])
+            for p in range(planes_needed):
+                plane = planes[p]
+                for j in range(_WORDS):
+                    both = plane[j] & carry[j]
+                    plane[j] ^= carry[j]
+                    carry[j] = both
+        # count >= wanted, from the highest plane down: `more` decided, `carry` still equal
+        for j in range(_WORDS):
+            more[j] = np.uint64(0)
+            carry[j] = ~np.uint64(0)
+        for p in range(planes_needed - 1, -1, -1):
+            plane = planes[p]
+            if (wanted >> p) & 1:
+                for j in range(_WORDS):
+                    carry[j] &= plane[j]
+            else:
+                for j in range(_WORDS):
+                    more[j] |= carry[j] & plane[j]
+                    carry[j] &= ~plane[j]
+        for j in range(_WORDS):
+            more[j] |= carry[j]
+        copy_bytes(out[at - lo : end - lo], more.view(np.uint8)[: end - at])
+
+
+def sign_pack(x: Tensor) -> Tensor:
+    packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    to = packed.numpy()
+
+    def work(a: F32, _: F32 | None, lo: int) -> None:
+        pack_signs(a, to[lo // 8 : (lo + len(a) + 7) // 8], np.empty(_WORDS, np.uint64))
+
+    Source(x).run(work)
+    return packed
+
+
+def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
+    packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    plus, minus, _ = sums_by_sign(x, packed)
+    return packed, (plus - minus) / max(x.numel(), 1)
+
+
+def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
+    packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    return packed, *means_by_sign(x, packed)
+
+
+def means_by_sign(x: Tensor, packed: Tensor | None) -> tuple[float, float]:
+    plus, minus, count = sums_by_sign(x, packed)
+    others = x.numel() - count
+    return plus / count if count else 0.0, minus / others if others else 0.0
+
+
+def sums_by_sign(x: Tensor, packed: Tensor | None) -> tuple[float, float, int]:
+    """(sum of the entries >= 0, sum of the others, how many are >= 0), and the bits if asked for."""
+    to = np.empty(0, np.uint8) if packed is None else packed.numpy()
+
+    def work(a: F32, _: F32 | None, lo: int) -> F64:
+        rows = np.zeros((-(-len(a) // _pool.GRAIN), 3), np.float64)
+        mine = to if packed is None else to[lo // 8 : (lo + len(a) + 7) // 8]
+        pack_and_sum(a, mine, packed is not None, _pool.GRAIN, rows)
+        return rows
+
+    if x.numel() == 0:
+        return 0.0, 0.0, 0
+    plus, minus, count = (float(v) for v in np.add.accumulate(np.concatenate(Source(x).run(work)))[-1])
+    return plus, minus, int(count)
+
+
+def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
+    sign_mean([packed], [scale], numel, out)
+
+
+def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
+    onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
+
+
+def onebit_mean(
+    packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
+) -> None:
+    codes = addresses(packed)
+    high, low = np.array(plus, np.float32), np.array(minus, np.float32)
+
+    def work(part: F32, lo: int) -> None:
+        mean_range(part, lo, numel, codes, high, low, len(packed))
+
+    through_float32(out, work, _pool.GRAIN)
+
+
+def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
+    size = (numel + 7) // 8
+    majority = torch.empty(size, dtype=torch.uint8)
+    codes, to = addresses(packed), majority.numpy()
+
+    def work(lo: int, hi: int) -> None:
+        majority_range(codes, size, lo, hi, len(packed), to[lo:hi])
+
+    _pool.run_cuts(work, _pool.cuts(size))
+    if numel % 8:
+        to[-1] &= (1 << (numel % 8)) - 1  # padding is zero, whatever the votes' padding was
+    return majority
 
 
 def warm() -> None:
-    pass
+    x = torch.arange(-50.0, 50.0)
+    packed, _ = sign_pack_mean(x)
+    sign_pack(x)
+    sign_mean([packed, packed], [1.0, 1.0], 100, torch.empty(100))
+    sign_majority([packed, packed], 100)

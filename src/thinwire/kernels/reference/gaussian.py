@@ -23,4 +23,3 @@ def finite_moments(x: Tensor) -> tuple[float, float]:
     """Mean and unbiased standard deviation of the finite entries, in double precision."""
     kept = x[torch.isfinite(x)].double()
     return moments_from_sums(kept.numel(), float(kept.sum()), float((kept * kept).sum()))
-

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from thinwire.kernels._gspar import greedy
+from thinwire.kernels._gspar import LARGEST, greedy
 from thinwire.kernels.reference._random import words
 
 _SIGN_BIT = -(2**31)
@@ -26,7 +26,7 @@ def gspar_budget(x: Tensor, epsilon: float) -> float:
         return 1.0 / float(g[-1]) if float(g[-1]) > 0 else 0.0
     kappa = int(fits.long().argmax())
     denominator = epsilon * total + float(second[kappa])
-    return float(first[kappa]) / denominator if denominator > 0 else 0.0
+    return min(float(first[kappa]) / denominator, LARGEST) if denominator > 0 else 0.0
 
 
 def gspar_sample(x: Tensor, lam: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,68 @@
+"""Index codes: what goes in comes out, both implementations write the same bytes, noise is refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire import PayloadError
+from thinwire.kernels import use_reference
+from thinwire.parts import indices as codes
+
+
+@st.composite
+def index_lists(draw: st.DrawFn) -> tuple[torch.Tensor, int]:
+    n = draw(st.sampled_from([0, 1, 7, 64, 65, 1000, 100_003, 2**31 - 1]))
+    k = draw(st.integers(0, min(n, 300)))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    drawn = torch.randint(max(n, 1), (k,), generator=rng).unique().to(torch.int32)
+    return drawn, n
+
+
+@given(index_lists())
+def test_round_trip_and_equal_bytes(given_list: tuple[torch.Tensor, int]) -> None:
+    indices, n = given_list
+    if codes.best_way(n, indices.numel()) == "bitmap" and n > 10**6:
+        return
+    code = codes.encode(indices, n)
+    assert code.numel() == codes.code_bytes(n, indices.numel())
+    assert torch.equal(codes.decode(code, n, indices.numel()), indices)
+    with use_reference():
+        assert torch.equal(codes.encode(indices, n), code)
+        assert torch.equal(codes.decode(code, n, indices.numel()), indices)
+
+
+@pytest.mark.parametrize("n", [1, 10, 4096, 100_003])
+def test_every_density(n: int) -> None:
+    for k in sorted({1, 2, n // 1000, n // 100, n // 8, n // 2, n - 1, n}):
+        if not 0 < k <= n:
+            continue
+        indices = (
+            torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort().values.to(torch.int32)
+        )
+        assert torch.equal(codes.decode(codes.encode(indices, n), n, k), indices)
+        assert codes.code_bytes(n, k) <= 4 * k
+
+
+def test_one_percent_costs_less_than_nine_bits_an_index() -> None:
+    assert codes.code_bytes(10_000_000, 100_000) * 8 / 100_000 < 9
+    assert codes.code_bytes(10_000_000, 10_000) * 8 / 10_000 < 12
+
+
+@given(st.binary(max_size=80), st.integers(0, 500), st.integers(0, 500), st.booleans())
+def test_noise_is_refused_or_in_range(noise: bytes, n: int, k: int, reference: bool) -> None:
+    if k <= n:
+        noise = (noise * 100)[: codes.code_bytes(n, k)] if noise else noise
+    code = torch.tensor(list(noise), dtype=torch.uint8)
+    try:
+        if reference:
+            with use_reference():
+                found = codes.decode(code, n, k)
+        else:
+            found = codes.decode(code, n, k)
+    except PayloadError:
+        return
+    if codes.best_way(n, k) != "raw":
+        assert found.numel() == k
+        assert not k or (0 <= int(found.min()) and int(found.max()) < n)
+        assert bool((found[1:] > found[:-1]).all())
