@@ -17,43 +17,50 @@ from thinwire.drivers.process_group import ProcessGroupWire
 class Direct:
     """Issues each program's only operation in the caller's thread; many can be under way at once."""
 
-    def __init__(self, wire_: ProcessGroupWire) -> None:
-        self._wire = wire_
-        self._broken: BaseException | None = None
+    def __init__(self, group_wire: ProcessGroupWire) -> None:
+        self._wire = group_wire
+        self._broken: list[BaseException] = []
 
     def submit(self, number: int, job: Job) -> None:
         """Start a program. All go through one group, in the order of the calls."""
         del number
         job.step.enter()
+        broken = self._broken
         try:
-            if self._broken is not None:
-                raise self._broken
+            if broken:
+                raise broken[0]
             op = job.program.send(None)
             if not isinstance(op, wire.AllReduce):
                 raise AssertionError(f"a memoryless exchange asked for {type(op).__name__}, not for a mean")
-            self._wire.issue(op, lambda error: self._arrived(job, op, error))
+            self._wire.issue(op, lambda error: _arrived(job, op, error, broken))
         except StopIteration:
             job.step.leave()
             job.done(None)
         except BaseException as error:  # handed to the waiting training loop, whatever it is
-            self._fail(job, error)
+            _fail(job, error, broken)
 
     def close(self) -> None:
         """Nothing to end: there is no thread."""
 
-    def _arrived(self, job: Job, op: wire.AllReduce, error: BaseException | None) -> None:
-        try:
-            if error is not None:
-                raise self._broken or error
-            finish(job.program, op.tensor)
-        except BaseException as raised:
-            self._fail(job, raised)
-        else:
-            job.step.leave()
-            job.done(None)
 
-    def _fail(self, job: Job, error: BaseException) -> None:
-        self._broken = self._broken or error
-        job.program.close()
-        job.step.fail(error)
-        job.done(error)
+# Functions, not methods: what runs on a thread of the process group must not hold the group. As its last
+# holder it would destroy the group there, and a thread cannot wait for its own end.
+
+
+def _arrived(job: Job, op: wire.AllReduce, error: BaseException | None, broken: list[BaseException]) -> None:
+    try:
+        if error is not None:
+            raise error
+        finish(job.program, op.tensor)
+    except BaseException as raised:
+        _fail(job, raised, broken)
+    else:
+        job.step.leave()
+        job.done(None)
+
+
+def _fail(job: Job, error: BaseException, broken: list[BaseException]) -> None:
+    broken.append(error)
+    job.program.close()
+    job.step.fail(broken[0])
+    job.done(broken[0])

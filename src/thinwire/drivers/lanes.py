@@ -31,7 +31,7 @@ class Step:
     """
 
     def __init__(self, on_verdict: Callable[[bool], None]) -> None:
-        self._on_verdict = on_verdict
+        self._on_verdict: Callable[[bool], None] | None = on_verdict
         self._lock = threading.Lock()
         self._missing = 1  # the host's own share, given back by `close`
         self._finite = True
@@ -71,12 +71,16 @@ class Step:
                 return
             self._parked = []
             self.verdict = self._finite
+            # The host, and through it the process groups, must not be held by a step that is over.
+            on_verdict, self._on_verdict = self._on_verdict, None
         if failed is not None:
             for job, _ in released:
                 job.program.close()
                 job.done(failed)
             return
-        self._on_verdict(self.verdict)
+        if on_verdict is not None:
+            on_verdict(self.verdict)
+        del on_verdict
         for _, resume in released:
             resume()
 

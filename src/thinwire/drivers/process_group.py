@@ -40,26 +40,36 @@ class ProcessGroupWire:
         return answer
 
     def issue(self, op: wire.AllReduce, done: Callable[[BaseException | None], None]) -> None:
-        """Begin a sum and return; `done` is called where it ends, which must not issue another."""
+        """Begin a sum and return; `done` is called where it ends, which must not issue another.
+
+        That is a thread of the group, so nothing that runs there may hold the group (see `direct.py`).
+        """
         begin = time.perf_counter()
+        liveness, meter, place, label = self._liveness, self.meter, self.place, self.label
 
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> None:
             try:
                 future.value()
             except RuntimeError as error:
-                done(self._liveness.diagnose(f"{op.name} of {self.label}", error))
+                done(liveness.diagnose(f"{op.name} of {label}", error))
                 return
-            cost, length = cost_of(op, self.place)
-            self.meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
+            cost, length = cost_of(op, place)
+            meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
             done(None)
 
         cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
 
     def close(self) -> None:
-        """Leave the private group; harmless if everything has been destroyed already."""
+        """Leave the private group; harmless if everything has been destroyed already.
+
+        The group is let go here and by name: this wire may live on in a callback that gloo's own thread
+        still holds, and a group whose last reference goes there waits for its own thread and aborts.
+        """
+        group = self.group
+        del self.group
         if dist.is_initialized():
             with contextlib.suppress(ValueError, AssertionError, KeyError):
-                dist.destroy_process_group(self.group)
+                dist.destroy_process_group(group)
 
     def _perform(
         self, op: wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll
