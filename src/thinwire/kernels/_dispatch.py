@@ -1,7 +1,7 @@
 """One decision: do these tensors go to the compiled CPU kernels or to the torch reference?"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -17,7 +17,7 @@ class _Choice:
 
 
 @contextmanager
-def use_reference() -> Iterator[None]:
+def use_reference() -> Generator[None]:
     """Send every kernel call to the torch reference inside the block (in all threads)."""
     before = _Choice.reference
     _Choice.reference = True

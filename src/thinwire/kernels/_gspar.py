@@ -34,9 +34,9 @@ def greedy(numel: int, ratio: float, rounds: int, tail: Tail) -> float:
 def closed_form(epsilon: float, tail: Callable[[float | None], tuple[float, float]]) -> float:
     """The smallest lambda with sum x^2 / p <= (1 + epsilon) sum x^2, without sorting.
 
-    `tail(lam)` gives the sums of |x| and of x^2 over the finite entries with lam |x| < 1. Leaving entries with
-    lam |x| >= 1 out of the tail can only raise lambda, so the sets shrink until they no longer change: the
-    same lambda as the sorted form finds.
+    `tail(lam)` gives the sums of |x| and of x^2 over the finite entries with lam |x| < 1. Leaving entries
+    with lam |x| >= 1 out of the tail can only raise lambda, so the tails shrink until they no longer change:
+    at the lambda that the sorted form finds.
     """
     first, second = tail(None)
     everything = second

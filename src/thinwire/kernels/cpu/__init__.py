@@ -20,6 +20,7 @@ FAMILIES = (
     "a2sgd",
     "scalecom",
     "sketch",
+    "indices",
 )
 
 

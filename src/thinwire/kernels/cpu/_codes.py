@@ -58,7 +58,7 @@ def pack_tile(codes: U8, n: int, bits: int, scratch: U64, out: U8) -> None:
 
 @kernel
 def unpack_tile(packed: U8, n: int, bits: int, scratch: U64, codes: U8) -> None:
-    """Undo `pack_tile`: n codes, one byte each, from the first bytes of `packed`, at whatever address it lies."""
+    """Undo `pack_tile`: n codes, a byte each, from the first bytes of `packed`, at whatever address."""
     size = (bits * n + 7) // 8
     if bits == 8:
         copy_bytes(codes[:n], packed[:n])

@@ -22,7 +22,7 @@ def largest_bits(x: F32) -> int:
     top = np.int32(0)
     for j in range(len(bits)):
         top = max(top, bits[j] & _MAGNITUDE)
-    return top
+    return int(top)
 
 
 @reordering

@@ -76,7 +76,7 @@ def keep_largest(
 
 @kernel
 def histogram_high(a: F32, b: F32 | None, counts: I64) -> None:
-    """Count magnitudes by their high bits; two tables in turn, since equal neighbours would wait for each other."""
+    """Count magnitudes by their high bits; two tables in turn, since equal neighbours would wait."""
     size = 1 << HIGH_BITS
     scratch = np.empty(TILE, np.float32)
     for lo in range(0, len(a), TILE):

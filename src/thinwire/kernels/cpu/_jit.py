@@ -36,15 +36,17 @@ def reordering(function: Function) -> Function:
 
 
 def _compiled(function: Function, fastmath: bool | set[str]) -> Function:
-    outside = config.CACHE_DIR
-    config.CACHE_DIR = _CACHE
+    compiler: Any = numba.njit
+    settings: Any = config  # its attributes are made at run time
+    outside = settings.CACHE_DIR
+    settings.CACHE_DIR = _CACHE
     try:
-        return numba.njit(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)  # type: ignore[no-any-return]
+        return compiler(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
     except RuntimeError:
         # Nowhere to write, as in a read-only container: compile in every process.
-        return numba.njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)  # type: ignore[no-any-return]
+        return compiler(nogil=True, fastmath=fastmath, error_model="numpy")(function)
     finally:
-        config.CACHE_DIR = outside
+        settings.CACHE_DIR = outside
 
 
 def _cache_directory() -> str:

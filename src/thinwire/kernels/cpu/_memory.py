@@ -1,4 +1,4 @@
-"""Arrays at addresses: how a kernel takes payloads from any number of workers without compiling per number."""
+"""Arrays at addresses: how a kernel takes payloads from any number of workers, compiled once."""
 
 from collections.abc import Sequence
 

@@ -128,7 +128,7 @@ def nonnegative64(typingctx, array, offset):
 
 @intrinsic
 def add_choice64(typingctx, array, offset, mask, plus, minus):
-    """add_choice64(float32 array, offset, uint64, float32, float32): add `plus` where set, `minus` elsewhere."""
+    """add_choice64(array, offset, uint64, float32, float32): add `plus` where set, `minus` elsewhere."""
 
     def codegen(context, builder, signature, args):
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
@@ -145,7 +145,7 @@ def add_choice64(typingctx, array, offset, mask, plus, minus):
 
 @intrinsic
 def add_signed64(typingctx, target, at, source, offset, mask):
-    """add_signed64(float32 target, at, float32 source, offset, uint64): target += source, negated where unset."""
+    """add_signed64(target, at, source, offset, uint64): target += source, negated where unset."""
 
     def codegen(context, builder, signature, args):
         lanes = _load(context, builder, signature.args[2], args[2], args[3], _FLOATS)
@@ -159,7 +159,7 @@ def add_signed64(typingctx, target, at, source, offset, mask):
 
 @intrinsic
 def copy_signed64(typingctx, target, at, source, offset, mask):
-    """copy_signed64(float32 target, at, float32 source, offset, uint64): target = source, negated where unset."""
+    """copy_signed64(target, at, source, offset, uint64): target = source, negated where unset."""
 
     def codegen(context, builder, signature, args):
         lanes = _load(context, builder, signature.args[2], args[2], args[3], _FLOATS)

@@ -1,4 +1,4 @@
-"""What a kernel reads: a tensor, or the sum of a residual and a gradient, as float32 without a full-size copy."""
+"""What a kernel reads: a tensor, or a residual plus a gradient, as float32 without a full-size copy."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

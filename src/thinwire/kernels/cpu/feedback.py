@@ -41,7 +41,7 @@ def feedback_topk(residual: Tensor, grad: Tensor, k: int, undo: Tensor | None) -
 
 def feedback_gaussiank(residual: Tensor, grad: Tensor, k: int, undo: Tensor | None) -> tuple[Tensor, Tensor]:
     source = Source(residual)
-    if k == 0 or k == source.numel:
+    if k in (0, source.numel):
         _add(residual, grad, undo)
         return _take(residual, *topk_of(source, k))
 

@@ -17,7 +17,7 @@ def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def gaussiank_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
-    if k == 0 or k == source.numel:
+    if k in (0, source.numel):
         return topk_of(source, k)
     return select_by_moments(source, k, finite_sums(source))
 

@@ -28,7 +28,7 @@ def largest_difference(grad: F32, last: F32) -> int:
     top = np.int32(0)
     for j in range(len(grad)):
         top = max(top, bits_of(grad[j] - last[j]) & _MAGNITUDE)
-    return top
+    return int(top)
 
 
 @kernel

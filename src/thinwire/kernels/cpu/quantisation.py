@@ -1,4 +1,4 @@
-"""Stochastic quantisation on the CPU: scales and codes of a few buckets at a time, while they are in the cache."""
+"""Stochastic quantisation on the CPU: scales and codes of a few buckets at a time, within the cache."""
 
 import math
 from collections.abc import Sequence

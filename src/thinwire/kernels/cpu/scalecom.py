@@ -15,13 +15,13 @@ _TILE = 2048
 
 @kernel
 def largest_key(a: F32, first: int) -> int:
-    """magnitude * 2^32 + (2^32 - 1 - position): the largest magnitude, and the lower position among equals."""
+    """magnitude * 2^32 + (2^32 - 1 - position): the largest magnitude, the lower position among equals."""
     bits = a.view(np.int32)
     top = np.int64(-1)
     for j in range(len(bits)):
         key = (np.int64(bits[j] & _MAGNITUDE) << 32) | (_LOW - (first + j))
         top = max(top, key)
-    return top
+    return int(top)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Sparse mean on the CPU, one index range after the other, so that the output is touched in the cache only."""
+"""Sparse mean on the CPU, one index range after the other, so that the output stays in the cache."""
 
 from collections.abc import Sequence
 

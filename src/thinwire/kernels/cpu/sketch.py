@@ -23,7 +23,7 @@ _TILE = 2048
 
 @kernel
 def insert_row(x: F32, first_block: int, key: np.uint64, cols: int, row: F32) -> None:
-    """Add x (whose first entry begins block `first_block`) to a row that has BLOCK spare columns at its end."""
+    """Add x (its first entry begins block `first_block`) to a row with BLOCK spare columns at its end."""
     width = np.uint64(cols)
     whole = len(x) // BLOCK
     for b in range(whole):
@@ -222,7 +222,7 @@ def _collected(table: Tensor, numel: int, seed: int, k: int) -> tuple[I32, F32] 
 
 
 def _extended(table: Tensor) -> F32:
-    """The table with its first columns repeated after the last, so that every run of columns is contiguous."""
+    """The table with its first columns repeated after the last: every run of columns is contiguous."""
     rows, cols = table.shape
     padded = np.empty((rows, cols + BLOCK), np.float32)
     padded[:, :cols] = view(table)

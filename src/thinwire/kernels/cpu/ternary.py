@@ -26,7 +26,7 @@ def sums_and_largest(x: F32, block: int, out: F64) -> int:
         row[0] += total
         row[1] += squares
         top = max(top, largest_bits(tile))
-    return top
+    return int(top)
 
 
 def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, float]:
