@@ -21,7 +21,7 @@ OnResize = Literal["sum", "drop"]
 def save(session: Session) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "method": str(session.method),
+        "method": repr(session.method),
         "parameters": _parameters(session),
         "rank": session.place.rank,
         "size": session.place.size,
@@ -89,7 +89,7 @@ def _check(session: Session, state: Mapping[str, Any]) -> Kept:
         raise StateError(f"this is not a thinwire checkpoint: it has no {missing[0]!r}")
     if state["format"] != FORMAT:
         raise StateError(f"the checkpoint has format {state['format']!r}, this version reads {FORMAT}")
-    for key, own in (("method", str(session.method)), ("seed", session.seed)):
+    for key, own in (("method", repr(session.method)), ("seed", session.seed)):
         if state[key] != own:
             raise StateError(f"the checkpoint's {key} is {state[key]!r}, this session's is {own!r}")
     for key, lowest in (("size", 1), ("rank", 0), ("step", 0)):
@@ -129,10 +129,8 @@ def _compare_parameters(theirs: object, ours: list[list[Any]]) -> None:
 
 
 def _name(entry: object) -> str:
-    if isinstance(entry, Sequence) and len(parts := list(cast("Sequence[object]", entry))) == 3:
-        name, shape, dtype = parts
-        return f"{name!r} {shape} {dtype}"
-    return repr(entry)
+    parts = list(cast("Sequence[object]", entry)) if isinstance(entry, list | tuple) else [entry]
+    return f"{parts[0]!r} {parts[1]} {parts[2]}" if len(parts) == 3 else repr(parts)
 
 
 def _drop(kept: Kept) -> Kept:
