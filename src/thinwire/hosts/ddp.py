@@ -122,11 +122,12 @@ def _value(done: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
     return done.value()
 
 
-def _raise_after_backward(errors: list[BaseException]) -> bool:
-    """Let `backward()` raise the first of `errors`; False if there is no backward pass (under `join()`).
+def _raise_after_backward(errors: list[BaseException]) -> None:
+    """Let `backward()` raise the first of `errors`; to be called with the last bucket.
 
     DDP would keep only an error's text. The callback queues itself once more to come behind DDP's own, which
-    unpacks the buckets as they arrive: to wait for all of them before would cost that overlap.
+    unpacks the buckets as they arrive: to wait for all of them before would cost that overlap. With an
+    earlier bucket it could land in a backward pass inside this one (a reentrant checkpoint): too soon.
     """
     engine = cast(Any, torch.autograd.Variable)._execution_engine
 
@@ -134,11 +135,7 @@ def _raise_after_backward(errors: list[BaseException]) -> bool:
         if errors:
             raise errors[0]
 
-    try:
-        engine.queue_callback(lambda: engine.queue_callback(behind_ddp))
-    except RuntimeError:
-        return False
-    return True
+    engine.queue_callback(lambda: engine.queue_callback(behind_ddp))
 
 
 class _DdpHost:
@@ -163,7 +160,8 @@ class _DdpHost:
             self._step = Step(self.session.end_step)
             self._next_lane = 0
             self._errors = []
-            self._in_backward = _raise_after_backward(self._errors)
+            # Under `join()` a rank that has finished early calls the hook outside any backward pass.
+            self._in_backward = cast(Any, torch)._C._current_graph_task_id() >= 0
             self.session.begin_step()
         step = self._step
         try:
@@ -186,6 +184,8 @@ class _DdpHost:
         if last:
             self._step = None
             step.close()
+            if self._in_backward:
+                _raise_after_backward(self._errors)
         # Only a callback's exception is a failure to DDP; it takes the one that `set_exception` leaves in a
         # future for a gradient.
         return future if self._in_backward else future.then(_value)
