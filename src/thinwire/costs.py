@@ -7,6 +7,7 @@ and the ragged gather picks its transport by them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,29 @@ class Cost:
     @property
     def busiest(self) -> int:
         return max(self.sent, self.received)
+
+
+# What gloo's TCP transport adds to a message, by the kernel's counters (tests/test_kernel_bytes.py): the
+# sender announces it, the receiver calls for it, and it comes behind a preamble; 48 bytes each.
+GLOO_CONTROL = 48
+GLOO_SEGMENT = 2**20
+
+
+def with_gloo_control(cost: Cost, sent: int, received: int) -> Cost:
+    """The cost, and the control traffic of so many messages sent and received."""
+    out, back = GLOO_CONTROL * (2 * sent + received), GLOO_CONTROL * (2 * received + sent)
+    return Cost(cost.sent + out, cost.received + back, cost.hops)
+
+
+def gloo_all_reduce_messages(size: int, data_bytes: int) -> int:
+    """Two segments a rank at least, so that one is summed while the next is under way; 1 MiB at most."""
+    segments = max(2, math.ceil(math.ceil(data_bytes / GLOO_SEGMENT) / size))
+    return 2 * (size - 1) * segments
+
+
+def gloo_all_gather_messages(size: int) -> int:
+    """Every block travels in two halves."""
+    return 2 * (size - 1)
 
 
 def all_reduce(size: int, data_bytes: int) -> Cost:

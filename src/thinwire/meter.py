@@ -33,7 +33,8 @@ class Meter:
     - `payload_bytes`: what the methods handed over, before any collective multiplies it;
     - `overhead_bytes`: frame headers and length tables around it;
     - `sent_bytes`, `received_bytes`: what this rank's network interface carries for it, TCP/IP headers
-      excepted, by the algorithms the backend really uses (see `costs.py`);
+      excepted, by the algorithms the backend really uses and, on gloo, with its control messages (see
+      `costs.py`);
     - `rounds`: collectives issued one after the other; `steps`: averaged steps, skipped ones included.
     """
 

@@ -15,6 +15,8 @@ from thinwire.channel import Place
 from thinwire.liveness import Liveness
 from thinwire.meter import Meter, Tally
 
+Operation = wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll
+
 
 class ProcessGroupWire:
     """One private group; one thread at a time issues operations on it, in the same order on every rank."""
@@ -24,6 +26,7 @@ class ProcessGroupWire:
         self.meter = meter
         self.place = Place(group.rank(), group.size())
         self.label = "attach"
+        self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
         self._liveness = Liveness(group, session or group.group_name)
 
     def execute(self, op: wire.Primitive) -> object:
@@ -46,6 +49,7 @@ class ProcessGroupWire:
         """
         begin = time.perf_counter()
         liveness, meter, place, label = self._liveness, self.meter, self.place, self.label
+        cost_of_this = self._cost_of
 
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> None:
             try:
@@ -53,7 +57,7 @@ class ProcessGroupWire:
             except RuntimeError as error:
                 done(liveness.diagnose(f"{op.name} of {label}", error))
                 return
-            cost, length = cost_of(op, place)
+            cost, length = cost_of_this(op, place)
             meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
             done(None)
 
@@ -71,10 +75,8 @@ class ProcessGroupWire:
             with contextlib.suppress(ValueError, AssertionError, KeyError):
                 dist.destroy_process_group(group)
 
-    def _perform(
-        self, op: wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll
-    ) -> tuple[object, costs.Cost, int]:
-        cost, length = cost_of(op, self.place)
+    def _perform(self, op: Operation) -> tuple[object, costs.Cost, int]:
+        cost, length = self._cost_of(op, self.place)
         match op:
             case wire.AllReduce():
                 self.group.allreduce([op.tensor]).wait()
@@ -101,9 +103,7 @@ def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGr
     getattr(dist, name)(output, block, group=group)
 
 
-def cost_of(
-    op: wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll, place: Place
-) -> tuple[costs.Cost, int]:
+def cost_of(op: Operation, place: Place) -> tuple[costs.Cost, int]:
     """What the operation moves through this rank's interface, and the length of what it hands over."""
     match op:
         case wire.AllReduce():
@@ -119,7 +119,24 @@ def cost_of(
             sent = [block.numel() for block in op.blocks]
             cost = costs.all_to_all(place.size, place.rank, sent, op.receive)
             same = all(block is op.blocks[0] for block in op.blocks)
-            return cost, sent[0] if same else cost.sent
+            return cost, sent[0] if same else sum(sent)
+
+
+def cost_on_gloo(op: Operation, place: Place) -> tuple[costs.Cost, int]:
+    """The same, with what gloo adds to each message."""
+    cost, length = cost_of(op, place)
+    size = place.size
+    match op:
+        case wire.AllReduce():
+            sent = received = costs.gloo_all_reduce_messages(size, length)
+        case wire.AllGather():
+            sent = received = costs.gloo_all_gather_messages(size)
+        case wire.Broadcast():
+            position = (place.rank - op.src) % size
+            sent, received = costs.tree_children(position, size), int(position > 0)
+        case wire.AllToAll():
+            sent = received = size - 1
+    return costs.with_gloo_control(cost, sent, received), length
 
 
 def tally(op: wire.Primitive, cost: costs.Cost, length: int, seconds: float) -> Tally:

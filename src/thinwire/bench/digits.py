@@ -1,0 +1,125 @@
+"""The demo: a small network on scikit-learn's handwritten digits, trained by local worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import ConfigError
+from thinwire.launch import Worker, run_local
+from thinwire.registry import methods, parse
+
+BATCH = 32
+HIDDEN = 256
+STEPS = 200
+
+# Options under which a method suits a network this small; a method that is not listed runs with its defaults.
+SUITABLE = {
+    "topk": "topk(ratio=0.01)",
+    "randomblock": "randomblock(ratio=0.1)",
+    "qsgd": "qsgd(bits=4)",
+    "powersgd": "powersgd(rank=2)",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method's run. Bytes and rounds are per step and worker."""
+
+    method: str
+    accuracy: float
+    payload: float
+    rounds: float
+    sent: float
+    ratio: float
+    """Of the bytes sent, to those of `dense`."""
+    loss: float
+
+
+def line_up(chosen: Sequence[str] = ()) -> list[str]:
+    """The method strings to run: `dense` first, then those chosen, or all that are registered."""
+    wanted = [SUITABLE.get(text, text) for text in (chosen or methods())]
+    strings = [str(parse(text)) for text in wanted]
+    return ["dense", *(text for text in dict.fromkeys(strings) if text != "dense")]
+
+
+def run(
+    chosen: Sequence[str] = (),
+    workers: int = 4,
+    steps: int = STEPS,
+    progress: Callable[[str, int], None] | None = None,
+) -> list[Result]:
+    """Train with each method from the same weights on the same batches; `dense` comes first."""
+    if workers < 1 or steps < 1:
+        raise ConfigError(f"workers and steps must be 1 or more, not {workers} and {steps}")
+    load()
+    strings = line_up(chosen)
+
+    def on_report(rank: int, message: tuple[str, int]) -> None:
+        if rank == 0 and progress is not None:
+            progress(*message)
+
+    outcomes = cast("list[dict[str, Any]]", run_local(_work, workers, strings, steps, on_report=on_report)[0])
+    dense = outcomes[0]["sent"]
+    return [Result(**one, ratio=one["sent"] / dense if dense else 1.0) for one in outcomes]
+
+
+def load() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Training images and labels, then those for the test: every fifth."""
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise ConfigError("the demo needs scikit-learn: pip install 'thinwire[demo]'") from None
+    found = cast(Any, datasets).load_digits()
+    images = torch.tensor(found.data, dtype=torch.float32) / 16
+    labels = torch.tensor(found.target)
+    test = torch.arange(len(images)) % 5 == 0
+    return images[~test], labels[~test], images[test], labels[test]
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers: list[nn.Module] = [nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(HIDDEN, 10))
+
+
+def _work(worker: Worker, strings: Sequence[str], steps: int) -> list[dict[str, Any]]:
+    return [_train(worker, method, steps) for method in strings]
+
+
+def _train(worker: Worker, method: str, steps: int) -> dict[str, Any]:
+    from thinwire.hosts import attach
+
+    images, labels, test_images, test_labels = load()
+    model = DistributedDataParallel(network())
+    session = attach(model, method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    order = torch.Generator().manual_seed(1)
+    loss = torch.zeros(())
+    for step in range(steps):
+        batch = torch.randint(len(images), (worker.size, BATCH), generator=order)[worker.rank]
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images[batch]), labels[batch])
+        loss.backward()
+        optimizer.step()
+        if worker.rank == 0:
+            worker.report((method, step + 1))
+    with torch.no_grad():
+        guesses = cast(nn.Module, model.module)(test_images).argmax(1)
+    meter = session.meter.total
+    session.detach()
+    return {
+        "method": method,
+        "accuracy": float((guesses == test_labels).float().mean()),
+        "payload": meter.payload_bytes / steps,
+        "rounds": meter.operations / steps,
+        "sent": meter.sent_bytes / steps,
+        "loss": float(loss),
+    }

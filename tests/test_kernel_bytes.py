@@ -1,0 +1,41 @@
+"""The meter against the kernel: bytes that really leave a network interface."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.lab import namespaces
+
+METHODS = ("dense", "topk(ratio=0.01)", "qsgd(bits=4)", "powersgd(rank=8)")
+STEPS = 50
+
+
+def measure(size: int, methods: tuple[str, ...], steps: int) -> list[dict[str, dict[str, int]]]:
+    """What every rank reports, each rank in a host of its own."""
+    worker = str(Path(__file__).with_name("kernel_bytes_worker.py"))
+    with namespaces.network(size) as hosts:
+        processes = [
+            host.start([sys.executable, worker, str(rank), str(size), hosts[0].address, str(steps), *methods])
+            for rank, host in enumerate(hosts)
+        ]
+        results = []
+        for rank, process in enumerate(processes):
+            out, err = process.communicate(timeout=150)
+            assert process.returncode == 0, f"rank {rank}: {err[-2000:]}"
+            results.append(json.loads(out.splitlines()[-1]))
+        return results
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_an_interface_sends_what_the_meter_says(size: int) -> None:
+    reason = namespaces.unavailable()
+    if reason:
+        pytest.skip(reason)
+    for rank, by_method in enumerate(measure(size, METHODS, STEPS if size == 2 else 20)):
+        for method, counted in by_method.items():
+            ratio = counted["kernel"] / counted["metered"]
+            assert 1.00 <= ratio <= 1.08, f"{method}, rank {rank} of {size}: {ratio:.4f}, {counted}"
