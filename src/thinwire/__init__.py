@@ -14,7 +14,18 @@ from thinwire.exchange import Exchange, State, Traits, replicated, residual
 from thinwire.hosts import attach
 from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter
-from thinwire.methods import BF16, FP16, QSGD, Dense, PowerSGD, RandomBlock, TopK
+from thinwire.methods import (
+    BF16,
+    FP16,
+    QSGD,
+    Dense,
+    GaussianK,
+    PowerSGD,
+    RandomBlock,
+    RandomK,
+    Threshold,
+    TopK,
+)
 from thinwire.registry import methods, parse, to_json
 from thinwire.session import Session
 
@@ -27,6 +38,7 @@ __all__ = [
     "Dense",
     "DisagreementError",
     "Exchange",
+    "GaussianK",
     "Layout",
     "Link",
     "Lockstep",
@@ -36,12 +48,14 @@ __all__ = [
     "Place",
     "PowerSGD",
     "RandomBlock",
+    "RandomK",
     "Session",
     "Simulated",
     "Slot",
     "State",
     "StateError",
     "ThinwireError",
+    "Threshold",
     "TopK",
     "Traits",
     "attach",

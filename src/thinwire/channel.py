@@ -350,7 +350,7 @@ class _Rounds:
         lengths = [wire.frame_bytes(mine, ragged)] * self.place.size
         if ragged:
             lengths = await self._lengths_for_me(frames)
-        payload = sum(wire.parts_bytes(parts) for parts in outgoing) - wire.parts_bytes(mine)
+        payload = sum(wire.parts_bytes(parts) for parts in outgoing)
         arrived = cast("list[torch.Tensor]", await _Ask(wire.AllToAll(frames, tuple(lengths), payload)))
         received = [self._unpack(f, mine, ragged, rank) for rank, f in enumerate(arrived)]
         answers: dict[int, object] = {}
@@ -364,7 +364,7 @@ class _Rounds:
     async def _lengths_for_me(self, frames: Sequence[torch.Tensor]) -> list[int]:
         """How long the frames are that each rank has for this one: eight bytes to every other rank."""
         lengths = torch.tensor([f.numel() for f in frames], dtype=torch.int64, device=frames[0].device)
-        blocks = tuple(wire.as_bytes(lengths).split(8))
+        blocks = torch.split(wire.as_bytes(lengths), 8)
         arrived = cast("list[torch.Tensor]", await _Ask(wire.AllToAll(blocks, (8,) * self.place.size, 0)))
         announced = cast("list[int]", torch.cat(arrived).view(torch.int64).tolist())
         self._check_lengths(announced)

@@ -24,7 +24,7 @@ class Traits:
       (sum of inputs + old errors = size x output + new errors)
     - elementwise: every output coordinate depends on that coordinate only; tensors may be glued together,
       and a non-finite input comes out non-finite by itself
-    - memoryless: no state and no randomness, so there is nothing to settle
+    - memoryless: one mean, no state and no randomness, so there is nothing to settle or to wait for
     - ragged: the payload's length depends on the data
     - owns_momentum: does what the optimizer's momentum does, which must then be off
     - rounding: relative error of one sum on the wire
@@ -110,5 +110,10 @@ class Exchange(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
-        given = ", ".join(f"{key}={value!r}" for key, value in self.options().items())
-        return f"{self.name}({given})" if given else self.name
+        """The method string: the main option and those that differ from their default."""
+        told = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for number, f in enumerate(fields(self))
+            if number == 0 or getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}({', '.join(told)})" if told else self.name

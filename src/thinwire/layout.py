@@ -70,11 +70,6 @@ class Layout:
     def dense_bytes(self) -> int:
         return self.numel * self.dtype.itemsize
 
-    @property
-    def memory_dtype(self) -> torch.dtype:
-        """The precision in which something is remembered: never below float32."""
-        return torch.promote_types(self.dtype, torch.float32)
-
     def pick(self, slots: Iterable[Slot]) -> Layout:
         """A layout of some of the slots, laid out anew from offset 0."""
         return Layout.of(((slot.name, slot.shape) for slot in slots), self.dtype, self.device)

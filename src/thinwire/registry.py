@@ -24,7 +24,7 @@ def methods() -> dict[str, type[Exchange]]:
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name in known:
             raise ConfigError(
-                f"package entry point {entry.value!r} registers the method {entry.name!r}, which exists already"
+                f"entry point {entry.value!r} registers the method {entry.name!r}, which exists already"
             )
         loaded = entry.load()
         if not (isinstance(loaded, type) and issubclass(loaded, Exchange)):

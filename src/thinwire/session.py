@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -137,6 +137,16 @@ class Session:
     def dense_bytes(self) -> int:
         """What an uncompressed step's payload would be."""
         return sum(slot.numel * dtype.itemsize for slot, dtype in self._tensors.values())
+
+    def payload_bytes(self) -> int | None:
+        """A step's payload, frame headers apart, if it does not depend on the data.
+
+        For the model as one bucket: where a method works bucket by bucket, DDP's buckets may differ.
+        """
+        layouts = [self._layout(name, torch.device("cpu")) for name in self._tensors]
+        groups = plan(layouts, self.route, self._position)
+        promised = [group.exchange.payload_bytes(group.layout, self.place.size) for group in groups]
+        return None if None in promised else sum(cast("list[int]", promised))
 
     def layout(self, names: Sequence[str], device: torch.device) -> Layout:
         """The layout of these parameters one after the other in one buffer."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.laws.cohort import CONFIGURATIONS, SHAPES, SIZES, Cohort, named, same_bits, same_state, total
-from thinwire import Layout, parse, to_json
+from thinwire import parse, to_json
 
 everywhere = pytest.mark.parametrize("method", CONFIGURATIONS)
 sizes = pytest.mark.parametrize("size", SIZES)
@@ -84,16 +84,12 @@ def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
     for step in range(3):
         before = [meter.payload_bytes for meter in cohort.driver.meters]
         cohort.average(cohort.inputs(step))
-        promised = []
-        for name, shape in SHAPES.items():
-            layout = Layout.of([(name, shape)])
-            exchange = cohort.sessions[0].route.exchange_for(layout.slots[0])
-            promised.append(exchange.payload_bytes(layout, size))
+        promised = cohort.sessions[0].payload_bytes()
         metered = [meter.payload_bytes - old for meter, old in zip(cohort.driver.meters, before, strict=True)]
-        if None in promised:
+        if promised is None:
             assert parse(method).traits.ragged, "only ragged methods may not know their bytes"
-        else:
-            assert set(metered) == {sum(promised)}
+        elif step >= getattr(parse(method), "warmup", 0):
+            assert set(metered) == {promised}
 
 
 @everywhere
@@ -212,10 +208,11 @@ def test_convergence_of_what_conserves(method: str) -> None:
     """Gradient descent comes to the common minimum, as it would with the exact mean."""
     problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})
     x = torch.zeros(20, 30)
-    steps = 3000
+    # Error feedback delivers up to 1/ratio steps late, so the step size stays well below the ratio.
+    first = 0.5 * min(0.04, getattr(parse(method), "ratio", 1.0))
+    steps = int(12 / first)
     for step in range(steps):
-        # Error feedback delivers up to 1/ratio steps late, so the step size stays well below the ratio.
-        rate = 0.005 * min(1.0, 2 * (1 - step / steps))
+        rate = first * min(1.0, 2 * (1 - step / steps))
         x = x - rate * cohort.average(problem.gradients(x))[0]["wide"]
     assert (x - problem.best).norm() < 0.02 * problem.best.norm()
 
@@ -227,7 +224,7 @@ def test_convergence_of_what_is_unbiased(method: str) -> None:
     at_best = [cohort.average(problem.gradients(problem.best))[0]["wide"] for _ in range(100)]
     variance = float(torch.stack(at_best).var(0).sum())
     x = torch.zeros(20, 30)
-    steps = 2000
+    steps = 800
     for step in range(steps):
         x = x - min(0.1, 1.5 / (step + 1)) * cohort.average(problem.gradients(x))[0]["wide"]
     error = float((x - problem.best).square().sum())

@@ -62,8 +62,8 @@ class PowerSGD(Exchange):
     def init(self, layout: Layout) -> PowerSGDState:
         _, m, r = self._dimensions(_only(layout))
         size = layout.numel if self.feedback else 0
-        error = torch.zeros(size, dtype=layout.memory_dtype, device=layout.device)
-        return PowerSGDState(error, torch.zeros(m, r, dtype=layout.memory_dtype, device=layout.device))
+        error = torch.zeros(size, device=layout.device)
+        return PowerSGDState(error, torch.zeros(m, r, device=layout.device))
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: PowerSGDState, ch: Channel) -> None:
         q = state.q
@@ -90,7 +90,7 @@ class PowerSGD(Exchange):
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         n, m, r = self._dimensions(_only(layout))
-        return r * (n + m) * layout.memory_dtype.itemsize
+        return r * (n + m) * 4
 
     def _dimensions(self, slot: Slot) -> tuple[int, int, int]:
         n = slot.shape[0] if slot.shape else 1

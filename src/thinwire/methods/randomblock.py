@@ -7,16 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks
+from thinwire import checks, kernels
 from thinwire.channel import Channel
-from thinwire.exchange import Exchange, State, Traits, residual
+from thinwire.exchange import Exchange, Scope, Traits
 from thinwire.layout import Layout
-from thinwire.parts.sparse import kept
-
-
-@dataclass
-class RandomBlockState(State):
-    error: torch.Tensor = residual()
+from thinwire.parts.memories import Residual
+from thinwire.parts.selectors import kept
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,7 @@ class RandomBlock(Exchange):
         ratio: the part of the entries that is sent, k = max(1, ratio * n).
         feedback: keep what is not sent (the default). Without it the block is scaled by n/k, which makes
             the estimate unbiased, with a variance n/k - 1 times the gradient's square.
+        scope: a block in each "tensor", in each "bucket", or one in the whole "model".
 
     Reference: Eghlidi and Jaggi, "Sparse communication for training deep networks", 2020.
 
@@ -43,41 +40,44 @@ class RandomBlock(Exchange):
     name: ClassVar[str] = "randomblock"
     ratio: float = 0.01
     feedback: bool = True
+    scope: Scope = "tensor"
 
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.flag(self.name, "feedback", self.feedback)
+        checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
 
     @property
     def traits(self) -> Traits:
-        return Traits(conserves=self.feedback, unbiased=not self.feedback or self.ratio == 1)
+        return Traits(
+            conserves=self.feedback, unbiased=not self.feedback or self.ratio == 1, scope=self.scope
+        )
 
-    def init(self, layout: Layout) -> RandomBlockState:
-        size = layout.numel if self.feedback else 0
-        return RandomBlockState(torch.zeros(size, dtype=layout.memory_dtype, device=layout.device))
+    def init(self, layout: Layout) -> Residual:
+        return Residual.for_layout(layout, self.feedback)
 
-    async def run(self, x: torch.Tensor, out: torch.Tensor, state: RandomBlockState, ch: Channel) -> None:
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         n = x.numel()
         k = kept(self.ratio, n)
-        start = int(torch.randint(max(n, 1), (1,), generator=ch.shared_rng(), device=x.device))
-        u = x + state.error if self.feedback else x.to(torch.promote_types(x.dtype, torch.float32))
+        start = ch.shared_seed() % max(n, 1)
         first = min(k, n - start)
-        block = torch.cat([u[start : start + first], u[: k - first]])
+        block = torch.cat([x[start : start + first], x[: k - first]]).float()
+        if self.feedback:
+            block += torch.cat([state.error[start : start + first], state.error[: k - first]])
         # The entry that is not finite may lie outside the block: the block then carries the news.
-        if not bool(u.isfinite().all()):
+        if not kernels.all_finite(x):
             block.fill_(torch.nan)
         block = await ch.mean(block, block)
-        if await ch.settled(bool(block.isfinite().all())) and self.feedback:
-            u[start : start + first] = 0
-            u[: k - first] = 0
-            state.error.copy_(u)
-        scaled = block if self.feedback else block * (n / max(k, 1))
+        if await ch.settled(kernels.all_finite(block)) and self.feedback:
+            kernels.feedback_block(state.error, x, start, k)
+        if not self.feedback:
+            block *= n / max(k, 1)
         out.zero_()
-        out[start : start + first] = scaled[:first]
-        out[: k - first] = scaled[first:]
+        out[start : start + first] = block[:first]
+        out[: k - first] = block[first:]
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        return kept(self.ratio, layout.numel) * layout.memory_dtype.itemsize
+        return kept(self.ratio, layout.numel) * 4

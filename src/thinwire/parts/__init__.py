@@ -1,1 +1,1 @@
-"""Building blocks that methods share."""
+"""What methods are built of: selectors, memories, index codes, and the two families made of them."""
