@@ -32,7 +32,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        "--method", "-m", help='A method, like "topk(ratio=0.01)"; repeat for several. Default: all.'
+        "--method", "-m", help='Such as "topk(ratio=0.01)"; may be given several times. Default: all.'
     ),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="Threads for torch and the kernels.")]
@@ -60,7 +60,7 @@ def demo(
             results = digits.run(strings, workers, steps, lambda name, step: advance(name, 1))
     _table(
         f"digits, {workers} workers, {steps} steps; bytes per step and worker",
-        ("method", "test accuracy", "payload", "rounds", "sent", "ratio to dense"),
+        ("method", "accuracy", "payload", "rounds", "sent", "of dense"),
         [
             (
                 r.method,
@@ -106,7 +106,7 @@ def methods(
         )
         for one in described
     ]
-    _table("methods", ("name", "options", "traits", ""), rows)
+    _table("methods", ("name", "options", "traits", ""), rows, numbers=False)
 
 
 @bench.command()
@@ -260,13 +260,14 @@ def _progress(total: int | None) -> Generator[Callable[..., None], None, None]:
         yield advance
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for number, name in enumerate(header):
-        table.add_column(name, justify="left" if number == 0 or not name else "right")
+        first = number == 0
+        table.add_column(name, justify="left" if first or not numbers else "right", no_wrap=first)
     for row in rows:
         table.add_row(*row)
     _console().print(table)

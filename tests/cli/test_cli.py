@@ -1,0 +1,89 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import thinwire
+from thinwire.cli import app
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_help_names_every_command() -> None:
+    result = call("--help")
+    assert result.exit_code == 0
+    for command in ("demo", "methods", "bench"):
+        assert command in result.output
+    assert all(name in call("bench", "--help").output for name in ("overhead", "kernels", "methods", "all"))
+
+
+def test_methods_lists_what_is_registered() -> None:
+    described = {one["name"]: one for one in json.loads(call("methods", "--json").output)}
+    assert set(described) == set(thinwire.methods())
+    assert described["qsgd"]["options"]["bits"] == 4
+    assert described["dense"]["traits"]["consensus"] is True
+    assert all(one["summary"] for one in described.values())
+    assert "powersgd" in call("methods").output
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("tpk", "did you mean 'topk'?"),
+        ("topk(ratoi=0.1)", "did you mean 'ratio'?"),
+        ("topk(ratio=7)", "ratio must be a number above 0 and up to 1, not 7"),
+        ("topk(", "is not a method"),
+    ],
+)
+def test_a_wrong_method_is_one_line_and_exit_code_2(method: str, expected: str) -> None:
+    result = call("demo", "--method", method, "--steps", "1")
+    assert result.exit_code == 2
+    assert expected in result.output
+    assert "Traceback" not in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_the_demo_trains_and_compares(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    file = tmp_path / "demo.json"
+    result = call("demo", "--workers", "2", "--steps", "30", "-m", "topk", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    dense, topk = json.loads(file.read_text())
+    assert (dense["method"], topk["method"]) == ("dense", "topk(ratio=0.01)")
+    assert dense["ratio"] == 1.0
+    assert topk["ratio"] < 0.1
+    assert dense["accuracy"] > 0.5
+    assert topk["accuracy"] > 0.5
+    assert "topk(ratio=0.01)" in result.output
+
+
+def test_without_scikit_learn_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
+    result = call("demo", "--steps", "1")
+    assert result.exit_code == 2
+    assert "pip install 'thinwire[demo]'" in result.output
+
+
+def test_bench_methods_counts_copies(tmp_path: Path) -> None:
+    file = tmp_path / "methods.json"
+    result = call("bench", "methods", "--size", "10000", "-m", "dense", "-m", "topk", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(file.read_text())
+    assert [row["method"] for row in rows] == ["dense", "topk(ratio=0.01)"]
+    assert all(row["copies"] > 0 and row["copies_in_place"] > 0 for row in rows)
+
+
+def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
+    file = tmp_path / "overhead.json"
+    result = call("bench", "overhead", "--steps", "2", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(file.read_text())
+    assert [row["buckets"] for row in rows] == [1, 20]
+    assert all(row["parameters"] == 2_599_200 and len(row["milliseconds"]) == 3 for row in rows)
