@@ -8,6 +8,17 @@ TINY_BOOST = 2.0**80
 LARGEST = 3.4028234663852886e38
 
 
+# Rounding adds 1 + r / 2^16, r being 16 random bits, to y + s - 1 and cuts the fraction off. For integer y that
+# is exact in float32, so levels (and zeros) stay what they are. Half a unit of r centres the rounding; 8-bit
+# codes have no bit of precision left for it, and are centred by the rounding of y + s - 1 itself.
+CENTRE = 2.0**-17
+
+
+def shift(bits: int) -> float:
+    """What the rounding adds to a scaled value before its random part."""
+    return levels(bits) - 1.0 + (CENTRE if bits < 8 else 0.0)
+
+
 def levels(bits: int) -> int:
     """The largest magnitude of a centred code: value = (code - levels) * scale / levels; one bit has none."""
     return 2 ** (bits - 1) - 1 if bits > 1 else 1

@@ -2,13 +2,18 @@
 
 import numpy as np
 
-from thinwire.kernels._levels import LARGEST, TINY_BOOST, TINY_SCALE
+from thinwire.kernels._levels import CENTRE, LARGEST, TINY_BOOST, TINY_SCALE
 from thinwire.kernels.cpu._codes import TILE, pack_tile
-from thinwire.kernels.cpu._jit import F32, U8, kernel, reordering
-from thinwire.kernels.cpu._random import uniform
+from thinwire.kernels.cpu._jit import F32, U8, U16, kernel, reordering
+from thinwire.kernels.cpu._random import fill_words, one_to_two
+from thinwire.kernels.cpu._simd import prefetch
 
 _ONE = np.float32(1.0)
+_LINE = 16  # float32 entries of a cache line
+_ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
+_CENTRE = np.float32(CENTRE)
+_COIN = np.float32(1.0 - CENTRE)
 _TINY = np.float32(TINY_SCALE)
 _BOOST = np.float32(TINY_BOOST)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -58,29 +63,30 @@ def run_scale(x: F32, l2: bool) -> np.float32:
 
 
 @kernel
-def encode_run(x: F32, scale: np.float32, bits: int, counter: np.uint32, key: np.uint32, codes: U8) -> None:
-    """The codes of entries under one scale; `counter` belongs to the first of them."""
+def encode_run(x: F32, scale: np.float32, bits: int, halves: U16, codes: U8) -> None:
+    """The codes of entries under one scale, each rounded by its 16 random bits."""
     s = np.float32((1 << (bits - 1)) - 1) if bits > 1 else _ONE
-    if not scale > 0:  # zero or NaN: the middle code, or a fair coin
-        if bits > 1:
-            codes[:] = np.uint8(s)
-        else:
-            for j in range(len(codes)):
-                codes[j] = np.uint8(uniform(np.uint32(counter + np.uint32(j)), key) < _HALF)
+    if not scale > 0 and bits > 1:  # zero or NaN: the middle code
+        for j in range(len(codes)):
+            codes[j] = np.uint8(s)
         return
     boost = _BOOST if scale < _TINY else _ONE
-    inverse = s / (scale * boost)
+    inverse = s / (scale * boost) if scale > 0 else _ZERO
     if bits == 1:
         for j in range(len(codes)):
-            y = max(min((x[j] * boost) * inverse, s), -s)
-            u = uniform(np.uint32(counter + np.uint32(j)), key)
-            codes[j] = np.uint8(u < (y + _ONE) * _HALF)
+            v = x[j] if inverse > _ZERO else _ZERO
+            y = max(min((v * boost) * inverse, s), -s)
+            codes[j] = np.uint8(one_to_two(halves[j]) < (y + _ONE) * _HALF + _COIN)
+        return
+    add = s - _ONE + (_CENTRE if bits < 8 else _ZERO)
+    if boost == _ONE:
+        for j in range(len(codes)):
+            y = max(min(x[j] * inverse, s), -s)
+            codes[j] = np.uint8(np.int32((y + add) + one_to_two(halves[j])))
     else:
         for j in range(len(codes)):
             y = max(min((x[j] * boost) * inverse, s), -s)
-            low = np.floor(y)
-            u = uniform(np.uint32(counter + np.uint32(j)), key)
-            codes[j] = np.uint8(np.int32(low + s) + np.int32(u < y - low))
+            codes[j] = np.uint8(np.int32((y + add) + one_to_two(halves[j])))
 
 
 @kernel
@@ -93,17 +99,27 @@ def encode_range(
     counter: np.uint32,
     key: np.uint32,
     packed: U8,
+    ahead: int,
 ) -> None:
-    """Codes of entries base .. base + len(x) (base a multiple of 8), scales known, packed from byte 0 on."""
+    """Codes of entries base .. base + len(x) (base a multiple of 8), scales known, packed from byte 0 on.
+
+    `counter` belongs to the word that the first two entries share. If `ahead` is not 0, what lies that far
+    ahead is fetched into the cache meanwhile.
+    """
     codes = np.empty(TILE, np.uint8)
     scratch = np.empty(TILE // 8, np.uint64)
+    words = np.empty(TILE // 2, np.uint32)
+    halves = words.view(np.uint16)
     for lo in range(0, len(x), TILE):
         hi = min(lo + TILE, len(x))
+        fill_words(np.uint32(counter + np.uint32(lo // 2)), key, words[: (hi - lo + 1) // 2])
+        if ahead > 0:
+            for line in range(lo + ahead, hi + ahead, _LINE):
+                prefetch(x, line)
         at = lo
         while at < hi:
             which = (base + at) // bucket
             end = min(hi, (which + 1) * bucket - base)
-            begin = np.uint32(counter + np.uint32(at))
-            encode_run(x[at:end], scales[which], bits, begin, key, codes[at - lo : end - lo])
+            encode_run(x[at:end], scales[which], bits, halves[at - lo : end - lo], codes[at - lo : end - lo])
             at = end
         pack_tile(codes, hi - lo, bits, scratch, packed[lo * bits // 8 : (hi * bits + 7) // 8])

@@ -20,6 +20,8 @@ F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -3,14 +3,14 @@
 import numpy as np
 
 from thinwire.kernels._random import MASK32, MIX_A, MIX_B, SPLIT_A, SPLIT_B, keys
-from thinwire.kernels.cpu._jit import kernel
+from thinwire.kernels.cpu._jit import U32, kernel
+from thinwire.kernels.cpu._simd import float_of
 
 _MIX_A = np.uint32(MIX_A)
 _MIX_B = np.uint32(MIX_B)
+_BITS_OF_ONE = np.int32(0x3F800000)
 _SPLIT_A = np.uint64(SPLIT_A)
 _SPLIT_B = np.uint64(SPLIT_B)
-_HALF = np.float32(0.5)
-_UNIT = np.float32(2.0**-23)
 
 
 @kernel
@@ -24,9 +24,16 @@ def word(counter: np.uint32, key: np.uint32) -> np.uint32:
 
 
 @kernel
-def uniform(counter: np.uint32, key: np.uint32) -> np.float32:
-    """Centred 23-bit uniforms in (0, 1)."""
-    return (np.float32(np.int32(word(counter, key) >> np.uint32(9))) + _HALF) * _UNIT
+def fill_words(counter: np.uint32, key: np.uint32, words: U32) -> None:
+    """Consecutive words; as 16-bit halves they serve twice as many entries."""
+    for j in range(len(words)):
+        words[j] = word(np.uint32(counter + np.uint32(j)), key)
+
+
+@kernel
+def one_to_two(half: np.uint16) -> np.float32:
+    """1 + half / 2^16, by setting the bits of the fraction."""
+    return float_of(np.int32(_BITS_OF_ONE | (np.int32(half) << 7)))
 
 
 @kernel

@@ -171,6 +171,90 @@ def copy_signed64(typingctx, target, at, source, offset, mask):
     return types.void(target, types.intp, source, types.intp, types.uint64), codegen
 
 
+def _interleave(builder, first, second):
+    """first[0], second[0], first[1], ..."""
+    n = first.type.count
+    order = [j // 2 + (j % 2) * n for j in range(2 * n)]
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(ir.IntType(32), 2 * n), order))
+
+
+def _unpacked(builder, pointer, bits):
+    """64 codes of 2, 4 or 8 bits as bytes."""
+    byte = ir.VectorType(ir.IntType(8), 8 * bits)
+    packed = builder.load(builder.bitcast(pointer, byte.as_pointer()), align=1)
+    parts = [packed]
+    for width in (4, 2):
+        if bits <= width:
+            mask = ir.Constant(byte, [(1 << width) - 1] * byte.count)
+            amount = ir.Constant(byte, [width] * byte.count)
+            parts = [
+                half
+                for part in parts
+                for half in (builder.and_(part, mask), builder.and_(builder.lshr(part, amount), mask))
+            ]
+    if bits == 2:  # parts hold bits 0-1, 2-3, 4-5, 6-7
+        return _interleave(
+            builder, _interleave(builder, parts[0], parts[2]), _interleave(builder, parts[1], parts[3])
+        )
+    return parts[0] if bits == 8 else _interleave(builder, *parts)
+
+
+def _sum_decoded64(bits):
+    """An intrinsic (out, at, addresses, byte offset, steps, workers): out = sum of (code - s) * step."""
+    s = (1 << (bits - 1)) - 1
+
+    @intrinsic
+    def sum_decoded64(typingctx, out, at, packed, offset, steps, workers):
+        def codegen(context, builder, signature, args):
+            addresses = context.make_array(signature.args[2])(context, builder, args[2]).data
+            factors = context.make_array(signature.args[4])(context, builder, args[4]).data
+            total = cgutils.alloca_once_value(builder, _constant(_FLOATS, 0.0))
+            with cgutils.for_range(builder, args[5]) as loop:
+                address = builder.load(cgutils.gep_inbounds(builder, addresses, loop.index))
+                step = _splat(builder, builder.load(cgutils.gep_inbounds(builder, factors, loop.index)), _FLOATS)
+                pointer = builder.inttoptr(builder.add(address, args[3]), ir.IntType(8).as_pointer())
+                if bits == 1:
+                    mask = builder.load(builder.bitcast(pointer, _MASK.as_pointer()), align=1)
+                    value = builder.select(builder.bitcast(mask, _BITS), step, builder.fneg(step))
+                else:
+                    codes = builder.uitofp(_unpacked(builder, pointer, bits), _FLOATS)
+                    value = builder.fmul(builder.fsub(codes, _constant(_FLOATS, float(s))), step)
+                builder.store(builder.fadd(builder.load(total), value), total)
+            target = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+            builder.store(builder.load(total), target, align=4)
+            return context.get_dummy_value()
+
+        return types.void(out, types.intp, packed, types.intp, steps, types.intp), codegen
+
+    return sum_decoded64
+
+
+sum_decoded64_1bit = _sum_decoded64(1)
+sum_decoded64_2bit = _sum_decoded64(2)
+sum_decoded64_4bit = _sum_decoded64(4)
+sum_decoded64_8bit = _sum_decoded64(8)
+
+
+@intrinsic
+def prefetch(typingctx, array, offset):
+    """prefetch(array, offset): bring that cache line closer; any offset is safe."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        i32 = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32]),
+            "llvm.prefetch.p0" if pointer.type.is_opaque else "llvm.prefetch.p0i8",
+        )
+        read, keep, data_cache = 0, 2, 1
+        builder.call(function, [pointer, i32(read), i32(keep), i32(data_cache)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
 @intrinsic
 def bits_of(typingctx, value):
     """bits_of(float32) -> int32, the same bits; vectorises inside loops."""

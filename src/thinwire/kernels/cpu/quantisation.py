@@ -22,6 +22,13 @@ from thinwire.kernels.cpu._jit import F32, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, float32_at, uint8_at
 from thinwire.kernels.cpu._output import divide, fill, through_float32
 from thinwire.kernels.cpu._random import counters
+from thinwire.kernels.cpu._simd import (
+    LANES,
+    sum_decoded64_1bit,
+    sum_decoded64_2bit,
+    sum_decoded64_4bit,
+    sum_decoded64_8bit,
+)
 from thinwire.kernels.cpu._source import WIDEN, Source, view
 
 _FUSED = 1 << 14  # entries whose scales and codes are made together
@@ -51,9 +58,9 @@ def quantise_range(
         part = x[lo:hi]
         mine = scales[lo // bucket : (hi + bucket - 1) // bucket]
         scales_range(part, bucket, l2, mine)
-        begin = np.uint32(counter + np.uint32(lo))
+        begin = np.uint32(counter + np.uint32(lo // 2))
         to = packed[lo * bits // 8 : (hi * bits + 7) // 8]
-        encode_range(part, 0, mine, bits, bucket, begin, key, to)
+        encode_range(part, 0, mine, bits, bucket, begin, key, to, span)
 
 
 @kernel
@@ -108,6 +115,33 @@ def decode_range(
         divide(tile, workers)
 
 
+@kernel
+def decode_blocks(
+    out: F32, base: int, numel: int, packed: U64, scales: U64, workers: int, bits: int, bucket: int
+) -> None:
+    """`decode_range` for buckets that are multiples of 64 (or one for all) and whole blocks of 64 entries."""
+    steps = np.empty(workers, np.float32)
+    s = np.float32((1 << (bits - 1)) - 1) if bits > 1 else np.float32(1.0)
+    at = 0
+    while at < len(out):
+        which = (base + at) // bucket
+        end = min(len(out), (which + 1) * bucket - base, at + TILE)
+        for w in range(workers):
+            steps[w] = float32_at(scales[w], (numel + bucket - 1) // bucket)[which] / s
+        for block in range(at, end, LANES):
+            byte = (base + block) * bits // 8
+            if bits == 8:
+                sum_decoded64_8bit(out, block, packed, byte, steps, workers)
+            elif bits == 4:
+                sum_decoded64_4bit(out, block, packed, byte, steps, workers)
+            elif bits == 2:
+                sum_decoded64_2bit(out, block, packed, byte, steps, workers)
+            else:
+                sum_decoded64_1bit(out, block, packed, byte, steps, workers)
+        divide(out[at:end], workers)
+        at = end
+
+
 def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
     n = x.numel()
     packed = torch.empty((bits * n + 7) // 8, dtype=torch.uint8)
@@ -125,7 +159,7 @@ def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[T
     def work(part: F32, lo: int, hi: int) -> None:
         bytes_of_part = to[lo * bits // 8 : (hi * bits + 7) // 8]
         mine = to_scales[lo // bucket : buckets(hi, bucket)]
-        quantise_range(part, bits, bucket, norm == "l2", span, *counters(seed, lo), mine, bytes_of_part)
+        quantise_range(part, bits, bucket, norm == "l2", span, *counters(seed, lo // 2), mine, bytes_of_part)
 
     grain = span * max(1, _pool.GRAIN // span)
     if x.dtype == torch.float32:
@@ -144,7 +178,7 @@ def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int, packed:
 
     def work(a: F32, _: F32 | None, lo: int) -> None:
         mine = to[lo * bits // 8 : ((lo + len(a)) * bits + 7) // 8]
-        encode_range(a, lo, known, bits, bucket, *counters(seed, lo), mine)
+        encode_range(a, lo, known, bits, bucket, *counters(seed, lo // 2), mine, 0)
 
     Source(x).run(work)
 
@@ -178,7 +212,11 @@ def dequantise_mean(
     codes, factors = addresses(packed), addresses(scales)
 
     def work(part: F32, lo: int) -> None:
-        decode_range(part, lo, numel, codes, factors, len(packed), bits, bucket)
+        whole = len(part) - len(part) % LANES if bucket % LANES == 0 or bucket >= numel else 0
+        if whole:
+            decode_blocks(part[:whole], lo, numel, codes, factors, len(packed), bits, bucket)
+        if whole < len(part):
+            decode_range(part[whole:], lo + whole, numel, codes, factors, len(packed), bits, bucket)
 
     through_float32(out, work, _pool.GRAIN)
 
@@ -191,3 +229,5 @@ def warm() -> None:
         _scale_buckets(x, 10, norm == "l2", scales)
     encode(x, scales, 4, 10, 1, packed)
     dequantise_mean([packed, packed], [scales, scales], 4, 10, 100, torch.empty(100))
+    packed, scales = quantise(x, 4, 100, "max", 1)
+    dequantise_mean([packed, packed], [scales, scales], 4, 100, 100, torch.empty(100))

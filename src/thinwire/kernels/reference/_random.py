@@ -17,9 +17,11 @@ def words(seed: int, numel: int, device: torch.device) -> Tensor:
     return h ^ (h >> 16)
 
 
-def uniforms(seed: int, numel: int, device: torch.device) -> Tensor:
-    """Centred 23-bit uniforms in (0, 1): exact in float32, symmetric, never 0 or 1."""
-    return ((words(seed, numel, device) >> 9).float() + 0.5) * 2.0**-23
+def one_to_two(seed: int, numel: int, device: torch.device) -> Tensor:
+    """Uniform 16-bit steps in [1, 2), two from each word."""
+    pairs = words(seed, (numel + 1) // 2, device)
+    halves = torch.stack((pairs & 0xFFFF, pairs >> 16), dim=1).flatten()[:numel]
+    return 1.0 + halves.float() * 2.0**-16
 
 
 def mix64(value: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import LARGEST, TINY_BOOST, TINY_SCALE, buckets, levels
-from thinwire.kernels.reference._random import uniforms
+from thinwire.kernels._levels import CENTRE, LARGEST, TINY_BOOST, TINY_SCALE, buckets, levels, shift
+from thinwire.kernels.reference._random import one_to_two
 
 
 def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
@@ -42,11 +42,10 @@ def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int) -> Tens
     where = torch.arange(n, device=x.device) // bucket
     values = torch.where(usable[where], x.float(), 0.0)
     y = ((values * boost[where]) * inverse[where]).clamp(-s, s)
-    u = uniforms(seed, n, x.device)
+    r = one_to_two(seed, n, x.device)
     if bits == 1:
-        return (u < (y + 1.0) * 0.5).to(torch.uint8)
-    floor = y.floor()
-    return (floor + s + (u < y - floor)).to(torch.uint8)
+        return (r < (y + 1.0) * 0.5 + (1.0 - CENTRE)).to(torch.uint8)
+    return ((y + shift(bits)) + r).to(torch.uint8)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
