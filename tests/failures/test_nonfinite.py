@@ -1,0 +1,90 @@
+"""One non-finite number on one rank: the mean is non-finite everywhere and nothing is remembered of it."""
+
+import math
+
+import torch
+
+import thinwire
+from tests.hosts.common import METHODS, assert_same_everywhere, flat, mlp, square_loss, wrap
+from thinwire.launch import Worker, run_local
+
+VALUES = (math.nan, math.inf, -math.inf)
+PLACE = 123
+
+
+def poison(model: torch.nn.Module, layer: int, value: float) -> object:
+    def spoil(grad: torch.Tensor) -> torch.Tensor:
+        spoiled = grad.clone()
+        spoiled.view(-1)[PLACE] = value
+        return spoiled
+
+    return model[layer].weight.register_hook(spoil)
+
+
+def assert_same_memory(before: dict, after: dict, label: str) -> None:
+    assert before["state"].keys() == after["state"].keys(), label
+    for name, kept in before["state"].items():
+        for field, tensor in kept.items():
+            assert torch.equal(tensor, after["state"][name][field]), f"{label}: {field} of {name} changed"
+
+
+def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
+    results = {}
+    for turn, method in enumerate(METHODS):
+        model = wrap(mlp())
+        session = thinwire.attach(model, method, overlap=turn % 2 == 0)
+        for step in range(2):
+            model.zero_grad()
+            square_loss(model, worker.rank, step).backward()
+        for number, value in enumerate(VALUES):
+            layer = (0, 2, 6)[number]
+            label = f"{method}, {value} in layer {layer}"
+            before, count = session.state_dict(), session.step
+            hook = poison(model.module, layer, value) if worker.rank == 1 else None
+            model.zero_grad()
+            square_loss(model, worker.rank, 2).backward()
+            if hook is not None:
+                hook.remove()
+            there = model.module[layer].weight.grad.view(-1)[PLACE]
+            assert not there.isfinite(), f"{label}: the mean is {there}"
+            if session.remembers:
+                assert session.step == count, f"{label}: the step was counted"
+            assert_same_memory(before, session.state_dict(), label)
+        model.zero_grad()
+        square_loss(model, worker.rank, 3).backward()
+        results[method] = flat(p.grad for p in model.parameters())
+        assert results[method].isfinite().all(), f"{method}: does not recover"
+        session.detach()
+    return results
+
+
+def test_every_method_under_ddp() -> None:
+    assert_same_everywhere(run_local(one_bad_number, 2, timeout=90))
+
+
+def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
+    named = {name: torch.zeros_like(p) for name, p in mlp().named_parameters()}
+    results = {}
+    for method in METHODS:
+        session = thinwire.Session(named.items(), method)
+        rng = torch.Generator().manual_seed(worker.rank)
+        gradient = {name: torch.randn(p.shape, generator=rng) for name, p in named.items()}
+        session.average(gradient)
+        for value in VALUES:
+            before, count = session.state_dict(), session.step
+            bad = {name: tensor.clone() for name, tensor in gradient.items()}
+            if worker.rank == 0:
+                bad["2.weight"].view(-1)[PLACE] = value
+            mean = session.average(bad)
+            label = f"{method}, {value}"
+            assert not mean["2.weight"].view(-1)[PLACE].isfinite(), f"{label}: the mean is finite"
+            assert session.step == count or not session.remembers, f"{label}: the step was counted"
+            assert_same_memory(before, session.state_dict(), label)
+        results[method] = flat(session.average(gradient).values())
+        assert results[method].isfinite().all(), f"{method}: does not recover"
+        session.detach()
+    return results
+
+
+def test_every_method_with_average() -> None:
+    assert_same_everywhere(run_local(one_bad_number_in_a_loop, 2, timeout=60))

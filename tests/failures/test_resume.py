@@ -1,0 +1,136 @@
+"""Saving, loading and going on: bit for bit on as many ranks, and never out of step unnoticed."""
+
+import io
+
+import pytest
+import torch
+
+import thinwire
+from tests.hosts.common import METHODS, assert_same_everywhere, flat, mlp, train, wrap
+from thinwire.launch import Worker, run_local
+
+
+def through_a_file(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Run:
+    """A model, its optimizer and its session."""
+
+    def __init__(self, method: str) -> None:
+        self.model = wrap(mlp())
+        self.session = thinwire.attach(self.model, method)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+    def train(self, worker: Worker, steps: range) -> None:
+        train(self.model, worker.rank, steps, optimizer=self.optimizer)
+
+    def save(self) -> dict:
+        return through_a_file(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "thinwire": self.session.state_dict(),
+            }
+        )
+
+    def load(self, state: dict) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.session.load_state_dict(state["thinwire"])
+
+
+def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
+    results = {}
+    for method in METHODS:
+        straight, before, after = (Run(method) for _ in range(3))
+        straight.train(worker, range(20))
+        before.train(worker, range(10))
+        after.load(before.save())
+        after.train(worker, range(10, 20))
+        results[method], results[f"{method} reference"] = flat(after.model), flat(straight.model)
+        memories = (straight.session.state_dict(), after.session.state_dict())
+        for name, kept in memories[0]["state"].items():
+            for field, tensor in kept.items():
+                assert torch.equal(tensor, memories[1]["state"][name][field]), f"{method}: {field} of {name}"
+        for run in (straight, before, after):
+            run.session.detach()
+    return results
+
+
+def test_twenty_steps_are_ten_and_ten_under_ddp() -> None:
+    assert_same_everywhere(run_local(under_ddp, 2, timeout=90))
+
+
+def with_average(worker: Worker) -> dict[str, torch.Tensor]:
+    named = {name: torch.zeros_like(p) for name, p in mlp().named_parameters()}
+
+    def go(session: thinwire.Session, steps: range) -> list[torch.Tensor]:
+        means = []
+        for step in steps:
+            rng = torch.Generator().manual_seed(100 * step + worker.rank)
+            given = {name: torch.randn(p.shape, generator=rng) for name, p in named.items()}
+            means.append(flat(session.average(given).values()))
+        return means
+
+    results = {}
+    for method in METHODS:
+        straight, before, after = (thinwire.Session(named.items(), method) for _ in range(3))
+        results[f"{method} reference"] = torch.cat(go(straight, range(20)))
+        first = go(before, range(10))
+        after.load_state_dict(through_a_file(before.state_dict()))
+        results[method] = torch.cat(first + go(after, range(10, 20)))
+        for session in (straight, before, after):
+            session.detach()
+    return results
+
+
+def test_twenty_steps_are_ten_and_ten_with_average() -> None:
+    assert_same_everywhere(run_local(with_average, 2, timeout=60))
+
+
+def out_of_step(worker: Worker) -> dict[str, str]:
+    """Rank 0 loads a checkpoint and rank 1 forgets to."""
+    named = {"weight": torch.zeros(40, 40)}
+    texts = {}
+    for method in METHODS:
+        session = thinwire.Session(named.items(), method)
+        given = {"weight": torch.ones(40, 40) * worker.rank}
+        for _ in range(3):
+            session.average(given)
+        saved = session.state_dict()
+        gathers = "all_gather" in session.meter.by_operation
+        session.detach()
+        if gathers:
+            session = thinwire.Session(named.items(), method)
+            if worker.rank == 0:
+                session.load_state_dict(saved)
+            with pytest.raises(thinwire.PayloadError) as caught:
+                session.average(given)
+            texts[method] = str(caught.value)
+            session.detach()
+    model = wrap(mlp())
+    session = thinwire.attach(model, "topk(ratio=0.1)")
+    train(model, worker.rank, range(3))
+    saved = session.state_dict()
+    session.detach()
+    session = thinwire.attach(model, "topk(ratio=0.1)")
+    if worker.rank == 0:
+        session.load_state_dict(saved)
+    with pytest.raises(thinwire.PayloadError) as caught:
+        train(model, worker.rank, range(1))
+    texts["under DDP"] = str(caught.value)
+    session.detach()
+    return texts
+
+
+def test_ranks_that_are_out_of_step_raise_on_both_sides() -> None:
+    first, second = run_local(out_of_step, 2, group_timeout=20)
+    assert len(first) > 2, f"hardly a method gathers: {list(first)}"
+    for method, text in first.items():
+        assert "rank 1 belongs to step 0, this rank is at step 3" in text, f"{method}: {text}"
+        assert "rank 0 belongs to step 3, this rank is at step 0" in second[method], f"{method}: {text}"
+        assert "load the same checkpoint on every rank" in text
