@@ -11,7 +11,7 @@ import hashlib
 import zlib
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -31,8 +31,7 @@ class Place:
     size: int
 
 
-@dataclass(frozen=True)
-class _Mean:
+class _Mean(NamedTuple):
     x: torch.Tensor
     out: torch.Tensor | None
 
@@ -240,8 +239,7 @@ class _Rounds:
             target = torch.empty_like(request.x) if request.out is None else request.out
             # Divided before the sum, as DDP does: a sum of halves overflows less easily.
             torch.mul(request.x, weight, out=target)
-            flat = target.view(-1)
-            await self._all_reduce(flat)
+            await self._all_reduce(target if target.dim() == 1 else target.view(-1))
             return dict.fromkeys(means, target)
         flat = torch.cat([request.x.reshape(-1) for request in requests]).mul_(weight)
         await self._all_reduce(flat)
@@ -255,7 +253,7 @@ class _Rounds:
 
     async def _all_reduce(self, flat: torch.Tensor) -> None:
         if flat.numel():
-            await _Ask(wire.AllReduce(flat, wire.parts_bytes([flat])))
+            await _Ask(wire.AllReduce(flat, flat.numel() * flat.element_size()))
 
     async def _gathers(
         self, gathers: dict[int, _Gather], folded: dict[int, _Mean], ragged: bool

@@ -44,6 +44,9 @@ class Group:
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece in self.pieces:
             view = views[piece.view]
+            if piece.end - piece.start == view.layout.numel:
+                found.append((view.x, view.out))
+                continue
             x = view.x[piece.start : piece.end]
             found.append((x, x if view.out is view.x else view.out[piece.start : piece.end]))
         return found
