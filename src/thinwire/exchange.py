@@ -74,6 +74,11 @@ class Exchange(ABC):
     @abstractmethod
     def traits(self) -> Traits: ...
 
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        """The modules of `thinwire.kernels.cpu` it uses, to be compiled before the first step."""
+        return ()
+
     def init(self, layout: Layout) -> State:
         """What is remembered between steps for the tensors of `layout`."""
         del layout

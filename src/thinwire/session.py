@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -21,12 +20,12 @@ from thinwire.groups import private_groups
 from thinwire.handshake import agree
 from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter, Tally
+from thinwire.notices import tell
 from thinwire.plan import Group, View, plan
+from thinwire.preparation import prepare_for
 from thinwire.registry import parse
 from thinwire.route import Route
 from thinwire.states import Kept, StateStore
-
-log = logging.getLogger("thinwire")
 
 
 class LossScale(Protocol):
@@ -86,7 +85,9 @@ class Session:
         self._lanes = lanes
         self._before_step = Tally()
         self._tensors: dict[str, tuple[Slot, torch.dtype]] = {}
+        devices: set[torch.device] = set()
         for name, tensor in named_parameters:
+            devices.add(tensor.device)
             if name in self._tensors:
                 raise ConfigError(f"two parameters have the name {name!r}")
             self._tensors[name] = (Slot(name, tuple(tensor.shape), 0), tensor.dtype)
@@ -95,11 +96,12 @@ class Session:
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
         self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
         self._position = {name: position for position, name in enumerate(self._tensors)}
-        self.remembers = any(
-            not self.route.exchange_for(slot).traits.memoryless for slot, _ in self._tensors.values()
-        )
+        exchanges = {self.route.exchange_for(slot) for slot, _ in self._tensors.values()}
+        self.remembers = any(not exchange.traits.memoryless for exchange in exchanges)
         self.wires: list[ProcessGroupWire] = []
         if place is None:
+            on_cpu = all(device.type == "cpu" for device in devices)
+            prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
             place = self._open(process_group)
         self.place = place
 
@@ -278,12 +280,9 @@ class Session:
 
     def _announce(self, first: Tally) -> None:
         if self.place.rank == 0:
-            if not log.hasHandlers():  # a program without logging of its own must see this line too
-                log.addHandler(logging.StreamHandler())
-                log.setLevel(logging.INFO)
             payload = first.payload_bytes + first.overhead_bytes
-            log.info(
-                "thinwire: %s on %d ranks: %s payload a step against %s dense (%.3g %%), %d rounds",
+            tell(
+                "%s on %d ranks: %s payload a step against %s dense (%.3g %%), %d rounds",
                 self.method,
                 self.place.size,
                 f"{payload:,} bytes",

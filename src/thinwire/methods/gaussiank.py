@@ -40,6 +40,10 @@ class GaussianK(OwnIndices, WithRatio):
         return self.ratio
 
     @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return (*super().kernel_families, "gaussian")
+
+    @property
     def varies(self) -> bool:
         return True
 

@@ -57,6 +57,10 @@ class QSGD(Gathered, _QuantiserOptions):
         checks.one_of(self.name, "norm", self.norm, ("max", "l2"))
 
     @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return ("finite", "quantisation")
+
+    @property
     def unit(self) -> int:
         return math.lcm(8, self.bucket)
 

@@ -53,6 +53,10 @@ class RandomBlock(Exchange):
             conserves=self.feedback, unbiased=not self.feedback or self.ratio == 1, scope=self.scope
         )
 
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return ("finite", "feedback")
+
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
 

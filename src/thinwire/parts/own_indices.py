@@ -81,6 +81,12 @@ class OwnIndices(Exchange):
         ragged = self.varies or self.reduce != "gather"
         return Traits(conserves=self.feedback, ragged=ragged, scope=self.scope)
 
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        codec = self._codec()
+        own = ("finite", "selection", "feedback", "scatter", "indices")
+        return own + (() if codec is None else codec.kernel_families)
+
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
 

@@ -41,7 +41,7 @@ def _compiled(function: Function, fastmath: bool | set[str]) -> Function:
     compiler: Any = numba.njit
     settings: Any = config  # its attributes are made at run time
     outside = settings.CACHE_DIR
-    settings.CACHE_DIR = _CACHE
+    settings.CACHE_DIR = CACHE_DIRECTORY
     try:
         return compiler(nogil=True, cache=True, fastmath=fastmath, error_model="numpy")(function)
     except RuntimeError:
@@ -61,4 +61,4 @@ def _cache_directory() -> str:
     return os.path.join(root, f"kernels-{digest.hexdigest()[:16]}")
 
 
-_CACHE = _cache_directory()
+CACHE_DIRECTORY = _cache_directory()

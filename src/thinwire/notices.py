@@ -1,0 +1,23 @@
+"""What thinwire tells the user unasked, on rank 0: through `logging`, and seen also where nobody set that up."""
+
+from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger("thinwire")
+
+
+def tell(text: str, *values: object) -> None:
+    _make_visible()
+    _log.info(f"thinwire: {text}", *values)
+
+
+def warn(text: str, *values: object) -> None:
+    _make_visible()
+    _log.warning(f"thinwire: {text}", *values)
+
+
+def _make_visible() -> None:
+    if not _log.hasHandlers():  # a program without logging of its own must see these lines too
+        _log.addHandler(logging.StreamHandler())
+        _log.setLevel(logging.INFO)
