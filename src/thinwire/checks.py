@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from thinwire.errors import ConfigError
@@ -20,6 +21,11 @@ def one_of(method: str, option: str, value: object, allowed: Collection[object])
 def at_least(method: str, option: str, value: object, lowest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
         raise ConfigError(f"{method}: {option} must be a whole number from {lowest} up, not {value!r}")
+
+
+def positive(method: str, option: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{method}: {option} must be a finite number above 0, not {value!r}")
 
 
 def flag(method: str, option: str, value: object) -> None:

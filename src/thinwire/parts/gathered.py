@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -29,7 +29,7 @@ class Gathered(Exchange):
             W is, and a second rounding; "auto" takes two-shot from five ranks on, where it saves bytes.
     """
 
-    reduce: Literal["auto", "gather", "twoshot"] = "auto"
+    reduce: Literal["auto", "gather", "twoshot"] = field(default="auto", metadata={"main": False})
 
     def __post_init__(self) -> None:
         checks.one_of(self.name, "reduce", self.reduce, ("auto", "gather", "twoshot"))
@@ -51,6 +51,12 @@ class Gathered(Exchange):
     @abstractmethod
     def finite(self, received: Sequence[Parts]) -> bool:
         """Whether all ranks coded finite numbers; a rank with others makes its code say so."""
+
+    def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
+        """The code of v with so much behind it that it has the lengths of n entries' code."""
+        padded = torch.zeros(n, device=v.device)
+        padded[: v.numel()] = v
+        return self.encode(padded, seed)
 
     @property
     def unit(self) -> int:
@@ -102,20 +108,21 @@ class Gathered(Exchange):
         ]
         received = await ch.scatter(coded)
         own = stretches[ch.rank]
-        reduced = self.decode(received, own.stop - own.start)
+        # What is one's own need not be coded: the stretch holds also what the second code lost before.
+        reduced = memory.total[own].float() / ch.size
+        others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
+        reduced += self.decode(others, reduced.numel()) * ((ch.size - 1) / ch.size)
         # Every code is as long as the longest stretch's, so that lengths are known everywhere.
         longest = max(s.stop - s.start for s in stretches)
-        padded = torch.zeros(longest, device=out.device)
-        padded[: reduced.numel()] = reduced
-        again = self.encode(padded, ch.private_seed() - 1)
+        again = self.encode_padded(reduced, longest, ch.private_seed() - 1)
         everything = await ch.gather(again)
         keep = await ch.settled(self.finite(everything))
         error = memory.settle(keep)
         if error is not None:
+            lost = reduced - self.decode([again], longest)[: reduced.numel()]
             for owner, stretch in enumerate(stretches):
                 error[stretch] -= self.decode([coded[owner]], stretch.stop - stretch.start)
-            lost = padded - self.decode([again], longest)
-            error[own] += lost[: reduced.numel()] * ch.size
+            error[own] = lost * ch.size
         for owner, stretch in enumerate(stretches):
             out[stretch] = self.decode([everything[owner]], longest)[: stretch.stop - stretch.start]
 
@@ -137,6 +144,13 @@ class Gathered(Exchange):
         units = -(-n // self.unit)
         share = -(-units // size) * self.unit
         return [min(n, rank * share) for rank in range(size + 1)]
+
+
+def lengthened(code: torch.Tensor, size: int) -> torch.Tensor:
+    """These bytes with zeros behind them."""
+    longer = code.new_zeros(size)
+    longer[: code.numel()] = code
+    return longer
 
 
 # Below so many bytes a piece, headers and latency eat what two shots save.
