@@ -26,7 +26,10 @@ class Traits:
       and a non-finite input comes out non-finite by itself
     - memoryless: one mean, no state and no randomness, so there is nothing to settle or to wait for
     - ragged: the payload's length depends on the data
+    - even: every rank hands over the same number of bytes at every step; otherwise (a leader in turn,
+      factors of different lengths) `payload_bytes` is the most that a rank and a step need
     - owns_momentum: does what the optimizer's momentum does, which must then be off
+    - reconcile_every: replicas drift apart, and their parameters are averaged every so many steps
     - rounding: relative error of one sum on the wire
     - scope: over what one run extends
     """
@@ -37,7 +40,9 @@ class Traits:
     elementwise: bool = False
     memoryless: bool = False
     ragged: bool = False
+    even: bool = True
     owns_momentum: bool = False
+    reconcile_every: int | None = None
     rounding: float = 2.0**-24
     scope: Scope = "tensor"
 
@@ -47,6 +52,11 @@ def residual() -> Any:
     return field(metadata={"kind": "residual"})
 
 
+def momentum() -> Any:
+    """A state field like `residual()`, but for what a rank remembers without owing it to the mean."""
+    return field(metadata={"kind": "momentum"})
+
+
 def replicated() -> Any:
     """A state field that is equal on all ranks."""
     return field(metadata={"kind": "replicated"})
@@ -54,10 +64,14 @@ def replicated() -> Any:
 
 @dataclass
 class State:
-    """Base of the states: a dataclass of tensors, each field declared `residual()` or `replicated()`."""
+    """Base of the states: a dataclass of tensors, each declared `residual()`, `momentum()`, `replicated()`."""
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}
+
+    def coordinates(self) -> dict[str, torch.Tensor]:
+        """The fields with one number per coordinate: they follow their parameters, by name."""
+        return self.tensors("residual") | self.tensors("momentum")
 
 
 @dataclass(frozen=True)
@@ -84,10 +98,24 @@ class Exchange(ABC):
         del layout
         return State()
 
+    def rule_for(self, slot: Slot) -> Exchange | None:
+        """The exchange that a rule of this method names for a tensor, if there is one."""
+        del slot
+        return None
+
+    @property
+    def default_exchange(self) -> Exchange:
+        """What serves the tensors that no rule names."""
+        return self
+
     def accepts(self, slot: Slot) -> bool:
         """Whether this method can serve this tensor; it is sent dense otherwise."""
         del slot
         return True
+
+    def beside(self) -> Exchange | None:
+        """What serves the tensors that are not worth this method, if the plain mean will not do."""
+        return None
 
     @abstractmethod
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
@@ -100,7 +128,10 @@ class Exchange(ABC):
 
     @abstractmethod
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        """Bytes that a rank hands to the channel in a step (frame headers apart); None if data-dependent."""
+        """Bytes that a rank hands to the channel in a step (frame headers apart); None if data-dependent.
+
+        Once a warm-up is over, and the most of all ranks and steps if they are not `even`.
+        """
 
     def exact(self) -> Exchange | None:
         """This method so configured that it loses nothing and equals the dense mean, if that is possible."""
@@ -119,6 +150,6 @@ class Exchange(ABC):
         told = [
             f"{f.name}={getattr(self, f.name)!r}"
             for number, f in enumerate(fields(self))
-            if number == 0 or getattr(self, f.name) != f.default
+            if (number == 0 and f.metadata.get("main", True)) or getattr(self, f.name) != f.default
         ]
         return f"{self.name}({', '.join(told)})" if told else self.name

@@ -1,4 +1,4 @@
-"""What thinwire tells the user unasked, on rank 0: through `logging`, and seen also where nobody set that up."""
+"""What thinwire tells the user unasked: through `logging`, and seen also where nobody set that up."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 
 from thinwire.exchange import Exchange, Traits
 from thinwire.layout import Layout, Slot
-from thinwire.route import Route
+from thinwire.router import Router
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Group:
         return found
 
 
-def plan(layouts: Sequence[Layout], route: Route, position: Mapping[str, int]) -> list[Group]:
+def plan(layouts: Sequence[Layout], route: Router, position: Mapping[str, int]) -> list[Group]:
     """One group per tensor, or per exchange where the exchange may or must see tensors together."""
     groups: list[Group] = []
     shared: dict[tuple[Exchange, torch.dtype, torch.device], list[tuple[int, Slot]]] = {}

@@ -24,7 +24,7 @@ from thinwire.notices import tell
 from thinwire.plan import Group, View, plan
 from thinwire.preparation import prepare_for
 from thinwire.registry import parse
-from thinwire.route import Route
+from thinwire.router import Router
 from thinwire.states import Kept, StateStore
 
 
@@ -72,7 +72,7 @@ class Session:
         link: Link | None = None,
     ) -> None:
         self.method = parse(method)
-        self.route = Route(self.method, dense_below)
+        self.route = Router(self.method, dense_below)
         self.seed = seed
         self.step = 0
         self.scale = 1.0
@@ -230,7 +230,7 @@ class Session:
 
     async def _serve(self, group: Group, views: Sequence[View]) -> None:
         exchange, traits, layout = group.exchange, group.traits, group.layout
-        ch = Channel(self.place, step=self.step, seed=self.seed, key=layout.key, device=layout.device)
+        ch = Channel(self.place, step=self.step, seed=self.seed, key=layout.key, device=layout.device, unit=self.scale)
         state = State() if traits.memoryless else self._state(exchange, layout)
         memory = group.memory(views)
         # Methods that code or select work in single precision, as what they remember does.

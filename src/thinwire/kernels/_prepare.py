@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 Progress = Callable[[str, int, int], None]
 """Called with the family about to be prepared, how many are done, and how many there are."""
@@ -27,7 +27,7 @@ def prepare(progress: Progress | None = None, families: Sequence[str] | None = N
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _alone() -> Generator[None]:
     from thinwire.kernels.cpu._jit import CACHE_DIRECTORY
 
     try:

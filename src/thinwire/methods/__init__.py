@@ -2,13 +2,21 @@
 
 from thinwire.exchange import Exchange
 from thinwire.methods.dense import BF16, FP16, Dense
+from thinwire.methods.efsign import EFSign
 from thinwire.methods.gaussiank import GaussianK
+from thinwire.methods.gspar import GSpar
+from thinwire.methods.natural import Natural
+from thinwire.methods.onebit import OneBit
 from thinwire.methods.powersgd import PowerSGD
 from thinwire.methods.qsgd import QSGD
 from thinwire.methods.randomblock import RandomBlock
 from thinwire.methods.randomk import RandomK
+from thinwire.methods.route import Route
+from thinwire.methods.signsgd import SignSGD
+from thinwire.methods.terngrad import TernGrad
 from thinwire.methods.threshold import Threshold
 from thinwire.methods.topk import TopK
+from thinwire.methods.warmup import Warmup
 
 BUILT_IN: tuple[type[Exchange], ...] = (
     Dense,
@@ -20,7 +28,15 @@ BUILT_IN: tuple[type[Exchange], ...] = (
     Threshold,
     RandomBlock,
     QSGD,
+    TernGrad,
+    Natural,
+    SignSGD,
+    EFSign,
+    OneBit,
+    GSpar,
     PowerSGD,
+    Warmup,
+    Route,
 )
 
 __all__ = [
@@ -29,10 +45,18 @@ __all__ = [
     "FP16",
     "QSGD",
     "Dense",
+    "EFSign",
+    "GSpar",
     "GaussianK",
+    "Natural",
+    "OneBit",
     "PowerSGD",
     "RandomBlock",
     "RandomK",
+    "Route",
+    "SignSGD",
+    "TernGrad",
     "Threshold",
     "TopK",
+    "Warmup",
 ]

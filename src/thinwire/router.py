@@ -14,8 +14,8 @@ LONGEST_SMALL_VECTOR = 65_536
 
 
 @dataclass(frozen=True)
-class Route:
-    """The method for the tensors that are worth it; small ones and short vectors go dense, with the rest."""
+class Router:
+    """A rule of the method itself comes first; small tensors and short vectors go dense; then the method."""
 
     method: Exchange
     dense_below: int = 1024
@@ -26,13 +26,14 @@ class Route:
             raise ConfigError(f"dense_below must not be negative, not {self.dense_below}")
 
     def exchange_for(self, slot: Slot) -> Exchange:
-        if self.method.traits.elementwise:
-            return self.method
+        ruled = self.method.rule_for(slot)
+        if ruled is not None:
+            return ruled if ruled.accepts(slot) else ruled.beside() or self.dense
+        method = self.method.default_exchange
+        if method.traits.elementwise:
+            return method
         short_vector = len(slot.shape) <= 1 and slot.numel <= LONGEST_SMALL_VECTOR
-        if (
-            slot.numel < self.dense_below
-            or (short_vector and self.dense_below)
-            or not self.method.accepts(slot)
-        ):
-            return self.dense
-        return self.method
+        small = slot.numel < self.dense_below or (short_vector and self.dense_below > 0)
+        if small or not method.accepts(slot):
+            return method.beside() or self.dense
+        return method
