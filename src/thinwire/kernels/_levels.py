@@ -5,6 +5,8 @@ NORMS = ("max", "l2")
 # Below this scale s / scale could overflow, so values are first multiplied by a power of two.
 TINY_SCALE = 2.0**-64
 TINY_BOOST = 2.0**80
+# Below this LAQ divides by the step: its inverse might overflow.
+TINY_STEP = 2.0**-100
 LARGEST = 3.4028234663852886e38
 
 

@@ -6,10 +6,9 @@ from thinwire.kernels._levels import CENTRE, LARGEST, TINY_BOOST, TINY_SCALE
 from thinwire.kernels.cpu._codes import TILE, pack_tile
 from thinwire.kernels.cpu._jit import F32, U8, U16, kernel, reordering
 from thinwire.kernels.cpu._random import fill_words, one_to_two
-from thinwire.kernels.cpu._simd import prefetch
+from thinwire.kernels.cpu._simd import bits_of, float_of
 
 _ONE = np.float32(1.0)
-_LINE = 16  # float32 entries of a cache line
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 _CENTRE = np.float32(CENTRE)
@@ -63,26 +62,39 @@ def run_scale(x: F32, l2: bool) -> np.float32:
 
 
 @kernel
-def encode_run(x: F32, scale: np.float32, bits: int, halves: U16, codes: U8) -> None:
-    """The codes of entries under one scale, each rounded by its 16 random bits."""
+def inverse_scale(scale: np.float32, s: np.float32) -> np.float32:
+    """s / scale, rounded so that scale times it is at most s: no entry leaves the grid."""
+    if not scale > _ZERO:
+        return _ZERO
+    inverse = s / scale
+    if scale * inverse > s:
+        inverse = float_of(np.int32(bits_of(inverse) - 1))
+    return inverse
+
+
+@kernel
+def encode_run(x: F32, scale: np.float32, bits: int, halves: U16, codes: U8, clipped: bool) -> None:
+    """The codes of entries under one scale, each rounded by its 16 random bits.
+
+    Entries beyond the scale are clipped if `clipped` says that there may be any.
+    """
     s = np.float32((1 << (bits - 1)) - 1) if bits > 1 else _ONE
     if not scale > 0 and bits > 1:  # zero or NaN: the middle code
         for j in range(len(codes)):
             codes[j] = np.uint8(s)
         return
     boost = _BOOST if scale < _TINY else _ONE
-    inverse = s / (scale * boost) if scale > 0 else _ZERO
+    inverse = inverse_scale(scale * boost, s)
     if bits == 1:
         for j in range(len(codes)):
-            v = x[j] if inverse > _ZERO else _ZERO
+            v = x[j] if scale > _ZERO else _ZERO
             y = max(min((v * boost) * inverse, s), -s)
             codes[j] = np.uint8(one_to_two(halves[j]) < (y + _ONE) * _HALF + _COIN)
         return
     add = s - _ONE + (_CENTRE if bits < 8 else _ZERO)
-    if boost == _ONE:
+    if boost == _ONE and not clipped:
         for j in range(len(codes)):
-            y = max(min(x[j] * inverse, s), -s)
-            codes[j] = np.uint8(np.int32((y + add) + one_to_two(halves[j])))
+            codes[j] = np.uint8(np.int32((x[j] * inverse + add) + one_to_two(halves[j])))
     else:
         for j in range(len(codes)):
             y = max(min((x[j] * boost) * inverse, s), -s)
@@ -99,12 +111,11 @@ def encode_range(
     counter: np.uint32,
     key: np.uint32,
     packed: U8,
-    ahead: int,
+    clipped: bool,
 ) -> None:
     """Codes of entries base .. base + len(x) (base a multiple of 8), scales known, packed from byte 0 on.
 
-    `counter` belongs to the word that the first two entries share. If `ahead` is not 0, what lies that far
-    ahead is fetched into the cache meanwhile.
+    `counter` belongs to the word that the first two entries share.
     """
     codes = np.empty(TILE, np.uint8)
     scratch = np.empty(TILE // 8, np.uint64)
@@ -113,13 +124,12 @@ def encode_range(
     for lo in range(0, len(x), TILE):
         hi = min(lo + TILE, len(x))
         fill_words(np.uint32(counter + np.uint32(lo // 2)), key, words[: (hi - lo + 1) // 2])
-        if ahead > 0:
-            for line in range(lo + ahead, hi + ahead, _LINE):
-                prefetch(x, line)
         at = lo
         while at < hi:
             which = (base + at) // bucket
             end = min(hi, (which + 1) * bucket - base)
-            encode_run(x[at:end], scales[which], bits, halves[at - lo : end - lo], codes[at - lo : end - lo])
+            encode_run(
+                x[at:end], scales[which], bits, halves[at - lo : end - lo], codes[at - lo : end - lo], clipped
+            )
             at = end
         pack_tile(codes, hi - lo, bits, scratch, packed[lo * bits // 8 : (hi * bits + 7) // 8])

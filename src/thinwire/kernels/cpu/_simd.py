@@ -211,7 +211,9 @@ def _sum_decoded64(bits):
             total = cgutils.alloca_once_value(builder, _constant(_FLOATS, 0.0))
             with cgutils.for_range(builder, args[5]) as loop:
                 address = builder.load(cgutils.gep_inbounds(builder, addresses, loop.index))
-                step = _splat(builder, builder.load(cgutils.gep_inbounds(builder, factors, loop.index)), _FLOATS)
+                step = _splat(
+                    builder, builder.load(cgutils.gep_inbounds(builder, factors, loop.index)), _FLOATS
+                )
                 pointer = builder.inttoptr(builder.add(address, args[3]), ir.IntType(8).as_pointer())
                 if bits == 1:
                     mask = builder.load(builder.bitcast(pointer, _MASK.as_pointer()), align=1)
@@ -233,26 +235,6 @@ sum_decoded64_1bit = _sum_decoded64(1)
 sum_decoded64_2bit = _sum_decoded64(2)
 sum_decoded64_4bit = _sum_decoded64(4)
 sum_decoded64_8bit = _sum_decoded64(8)
-
-
-@intrinsic
-def prefetch(typingctx, array, offset):
-    """prefetch(array, offset): bring that cache line closer; any offset is safe."""
-
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32]),
-            "llvm.prefetch.p0" if pointer.type.is_opaque else "llvm.prefetch.p0i8",
-        )
-        read, keep, data_cache = 0, 2, 1
-        builder.call(function, [pointer, i32(read), i32(keep), i32(data_cache)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), codegen
 
 
 @intrinsic

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels._levels import TINY_STEP
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._codes import TILE, pack_tile, unpack_tile
 from thinwire.kernels.cpu._encode import scale_from_bits
@@ -19,7 +20,8 @@ T = TypeVar("T")
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _HALF = np.float32(0.5)
-_ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
+_TINY = np.float32(TINY_STEP)
 
 
 @kernel
@@ -41,9 +43,14 @@ def encode_difference(
     for lo in range(0, len(grad), TILE):
         hi = min(lo + TILE, len(grad))
         g, q = grad[lo:hi], last[lo:hi]
-        for j in range(len(g)):
-            level = np.floor(((g[j] - q[j]) + radius) / step + _HALF)
-            codes[j] = np.uint8(np.int32(max(min(level, top), _ZERO)))
+        # Never negative, since no difference exceeds the radius: cutting off is rounding down.
+        if step > _TINY:
+            inverse = _ONE / step
+            for j in range(len(g)):
+                codes[j] = np.uint8(np.int32(min(((g[j] - q[j]) + radius) * inverse + _HALF, top)))
+        else:
+            for j in range(len(g)):
+                codes[j] = np.uint8(np.int32(min(((g[j] - q[j]) + radius) / step + _HALF, top)))
         pack_tile(codes, hi - lo, bits, scratch, packed[lo * bits // 8 : (hi * bits + 7) // 8])
 
 

@@ -60,7 +60,7 @@ def quantise_range(
         scales_range(part, bucket, l2, mine)
         begin = np.uint32(counter + np.uint32(lo // 2))
         to = packed[lo * bits // 8 : (hi * bits + 7) // 8]
-        encode_range(part, 0, mine, bits, bucket, begin, key, to, span)
+        encode_range(part, 0, mine, bits, bucket, begin, key, to, False)
 
 
 @kernel
@@ -172,13 +172,15 @@ def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[T
     return packed, scales
 
 
-def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int, packed: Tensor) -> None:
-    """The codes alone, for scales that are known."""
+def encode(
+    x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int, packed: Tensor, clipped: bool = False
+) -> None:
+    """The codes alone, for scales that are known; `clipped` if entries may exceed their scale."""
     to, known = packed.numpy(), view(scales)
 
     def work(a: F32, _: F32 | None, lo: int) -> None:
         mine = to[lo * bits // 8 : ((lo + len(a)) * bits + 7) // 8]
-        encode_range(a, lo, known, bits, bucket, *counters(seed, lo // 2), mine, 0)
+        encode_range(a, lo, known, bits, bucket, *counters(seed, lo // 2), mine, clipped)
 
     Source(x).run(work)
 

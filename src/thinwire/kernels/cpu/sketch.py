@@ -19,6 +19,7 @@ _SALT = np.uint64(SIGN_SALT)
 _32 = np.uint64(32)
 _ONE = np.uint64(1)
 _TILE = 2048
+_INSERT_TILE = 4096
 
 
 @kernel
@@ -37,6 +38,15 @@ def insert_row(x: F32, first_block: int, key: np.uint64, cols: int, row: F32) ->
         for j in range(len(x) - whole * BLOCK):
             v = x[whole * BLOCK + j]
             row[start + j] += v if (signs >> np.uint64(j)) & _ONE else -v
+
+
+@kernel
+def insert_rows(x: F32, first_block: int, keys: U64, cols: int, padded: F32, first: int, every: int) -> None:
+    """Add x to the rows first, first + every, ...: a tile at a time, which stays in the cache for all of them."""
+    for lo in range(0, len(x), _INSERT_TILE):
+        tile = x[lo : min(lo + _INSERT_TILE, len(x))]
+        for r in range(first, len(keys), every):
+            insert_row(tile, first_block + lo // BLOCK, keys[r], cols, padded[r])
 
 
 @kernel
@@ -169,11 +179,9 @@ def sketch_insert(x: Tensor, seed: int, table: Tensor) -> None:
     threads = min(len(_pool.cuts(x.numel())), rows)
 
     def work(part: int) -> None:
-        mine = range(part, rows, threads)
         for a, lo in Source(x).pieces():
-            for r in mine:
-                insert_row(a, lo // BLOCK, keys[r], cols, padded[r])
-        for r in mine:
+            insert_rows(a, lo // BLOCK, keys, cols, padded, part, threads)
+        for r in range(part, rows, threads):
             fold(padded[r], cols)
 
     _pool.run(work, threads)

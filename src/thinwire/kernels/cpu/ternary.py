@@ -33,7 +33,7 @@ def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Te
     n = x.numel()
     packed = torch.empty((n + 3) // 4, dtype=torch.uint8)
     scale = _scale(x, clip_sigma)
-    encode(x, torch.tensor([scale], dtype=torch.float32), 2, max(n, 1), seed, packed)
+    encode(x, torch.tensor([scale], dtype=torch.float32), 2, max(n, 1), seed, packed, clipped=True)
     return packed, scale
 
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from thinwire.kernels._levels import TINY_STEP
 from thinwire.kernels.reference.quantisation import pack, unpack
 
 
@@ -16,7 +17,9 @@ def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
         return pack(codes, bits), radius if radius == 0.0 else math.nan
     top = 2**bits - 1
     r = torch.tensor(radius, dtype=torch.float32, device=last.device)
-    codes = ((difference + r) / grid_step(r, bits) + 0.5).floor().clamp(0, top)
+    step = grid_step(r, bits)
+    level = (difference + r) * (1.0 / step) if float(step) > TINY_STEP else (difference + r) / step
+    codes = (level + 0.5).floor().clamp(0, top)
     return pack(codes.nan_to_num(top).to(torch.uint8), bits), radius
 
 
