@@ -17,7 +17,7 @@ from thinwire.registry import methods, parse
 
 BATCH = 32
 HIDDEN = 256
-STEPS = 200
+STEPS = 150
 
 # Options under which a method suits a network this small; a method that is not listed runs with its defaults.
 SUITABLE = {

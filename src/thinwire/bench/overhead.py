@@ -20,7 +20,7 @@ from thinwire.launch import Worker, run_local
 
 LAYERS, WIDTH, BATCH = 20, 360, 32
 TARGET = 1.10
-PLAIN, HOOK, DENSE = "DDP, no hook", "DDP all-reduce hook", "thinwire dense"
+PLAIN, HOOK, DENSE = "no hook", "DDP's hook", "thinwire"
 VARIANTS = (PLAIN, HOOK, DENSE)
 
 
