@@ -16,12 +16,14 @@ from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter
 from thinwire.methods import (
     BF16,
+    DGC,
     FP16,
     QSGD,
     Dense,
     EFSign,
     GaussianK,
     GSpar,
+    HeavyBall,
     Natural,
     OneBit,
     PowerSGD,
@@ -39,6 +41,7 @@ from thinwire.session import Session
 
 __all__ = [
     "BF16",
+    "DGC",
     "FP16",
     "QSGD",
     "Channel",
@@ -49,6 +52,7 @@ __all__ = [
     "Exchange",
     "GSpar",
     "GaussianK",
+    "HeavyBall",
     "Layout",
     "Link",
     "Lockstep",

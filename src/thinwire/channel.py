@@ -75,10 +75,13 @@ class _Ask:
 class Channel:
     """One exchange's view of the network during one step."""
 
-    def __init__(self, place: Place, *, step: int, seed: int, key: str, device: torch.device) -> None:
+    def __init__(
+        self, place: Place, *, step: int, seed: int, key: str, device: torch.device, unit: float = 1.0
+    ) -> None:
         self.rank = place.rank
         self.size = place.size
         self.step = step
+        self.unit = unit  # what gradients are multiplied by: the loss scale
         self.finite: bool | None = None
         self._seed = seed
         self._key = key

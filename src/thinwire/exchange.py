@@ -64,7 +64,7 @@ def replicated() -> Any:
 
 @dataclass
 class State:
-    """Base of the states: a dataclass of tensors, each declared `residual()`, `momentum()`, `replicated()`."""
+    """Base of the states: a dataclass of tensors, declared `residual()`, `momentum()` or `replicated()`."""
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}

@@ -230,7 +230,14 @@ class Session:
 
     async def _serve(self, group: Group, views: Sequence[View]) -> None:
         exchange, traits, layout = group.exchange, group.traits, group.layout
-        ch = Channel(self.place, step=self.step, seed=self.seed, key=layout.key, device=layout.device, unit=self.scale)
+        ch = Channel(
+            self.place,
+            step=self.step,
+            seed=self.seed,
+            key=layout.key,
+            device=layout.device,
+            unit=self.scale,
+        )
         state = State() if traits.memoryless else self._state(exchange, layout)
         memory = group.memory(views)
         # Methods that code or select work in single precision, as what they remember does.

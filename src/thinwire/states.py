@@ -17,7 +17,7 @@ Entries = dict[str, dict[str, torch.Tensor]]
 
 @dataclass
 class Kept:
-    """What is remembered, by kind: residuals by parameter, replicated tensors by `Layout.key`."""
+    """What is remembered: residuals and momenta by parameter, replicated tensors by `Layout.key`."""
 
     residuals: Entries
     replicated: Entries
@@ -50,7 +50,7 @@ class StateStore:
         for key in [k for k, live in self._live.items() if names.intersection(live.layout.names)]:
             self._dissolve(self._live.pop(key))
         state = exchange.init(layout)
-        for field, tensor in state.tensors("residual").items():
+        for field, tensor in state.coordinates().items():
             for slot in layout.slots:
                 kept = self._loose.residuals.get(slot.name, {}).pop(field, None)
                 if kept is not None:
@@ -88,7 +88,7 @@ class StateStore:
     def rescale(self, factor: float) -> None:
         """The unit of the gradients has changed by this factor (a loss scale)."""
         for live in self._live.values():
-            for tensor in live.state.tensors("residual").values():
+            for tensor in live.state.coordinates().values():
                 tensor.mul_(factor)
         for kept in self._loose.residuals.values():
             for tensor in kept.values():
@@ -107,7 +107,7 @@ def _copy(entries: Entries) -> Entries:
 
 
 def _pieces(live: _Live) -> Kept:
-    residuals = live.state.tensors("residual")
+    residuals = live.state.coordinates()
     return Kept(
         {
             slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in residuals.items()}
@@ -136,7 +136,7 @@ def check_entries(
         if not isinstance(name, str) or not isinstance(fields, Mapping):
             raise StateError(f"the checkpoint has an entry {name!r} that is not a mapping of tensors")
         expected = _expected(name, layouts, exchange_for)
-        residuals = expected.tensors("residual") if name in layouts else {}
+        residuals = expected.coordinates() if name in layouts else {}
         for field, tensor in cast("Mapping[object, object]", fields).items():
             part = kept.residuals if field in residuals else kept.replicated
             like = (residuals | expected.tensors("replicated")).get(cast(str, field))
@@ -167,7 +167,7 @@ def _check_complete(
         if exchange.traits.memoryless or not layout.numel:
             continue
         state = exchange.init(layout)
-        needed = set(state.tensors("residual")) - set(kept.residuals.get(name, {}))
+        needed = set(state.coordinates()) - set(kept.residuals.get(name, {}))
         if exchange.traits.scope == "tensor" and not exchange.traits.elementwise:
             needed |= set(state.tensors("replicated")) - set(kept.replicated.get(name, {}))
         if needed:

@@ -2,9 +2,11 @@
 
 from thinwire.exchange import Exchange
 from thinwire.methods.dense import BF16, FP16, Dense
+from thinwire.methods.dgc import DGC
 from thinwire.methods.efsign import EFSign
 from thinwire.methods.gaussiank import GaussianK
 from thinwire.methods.gspar import GSpar
+from thinwire.methods.heavyball import HeavyBall
 from thinwire.methods.natural import Natural
 from thinwire.methods.onebit import OneBit
 from thinwire.methods.powersgd import PowerSGD
@@ -22,10 +24,12 @@ BUILT_IN: tuple[type[Exchange], ...] = (
     Dense,
     FP16,
     BF16,
+    HeavyBall,
     TopK,
     GaussianK,
     RandomK,
     Threshold,
+    DGC,
     RandomBlock,
     QSGD,
     TernGrad,
@@ -42,12 +46,14 @@ BUILT_IN: tuple[type[Exchange], ...] = (
 __all__ = [
     "BF16",
     "BUILT_IN",
+    "DGC",
     "FP16",
     "QSGD",
     "Dense",
     "EFSign",
     "GSpar",
     "GaussianK",
+    "HeavyBall",
     "Natural",
     "OneBit",
     "PowerSGD",

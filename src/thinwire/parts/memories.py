@@ -39,7 +39,7 @@ class SparseMemory:
         self._off = not error.numel()
         self._parked = not self._off and x.dtype == out.dtype == error.dtype
         self._open = False
-        self._indices: torch.Tensor | None = None
+        self.indices: torch.Tensor | None = None
 
     def take(self, selector: Selector, k: int) -> Picked:
         if self._off:
@@ -49,21 +49,21 @@ class SparseMemory:
             picked = selector.take(self._error, self._x, k, self._out)
         else:
             picked = selector.peek(self._error, self._x, k)
-        self._indices = picked[0]
+        self.indices = picked[0]
         return picked
 
     def settle(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
         """Keep the step (with what the wire could not carry of the picked values) or undo it."""
-        if self._off or self._indices is None:
+        if self._off or self.indices is None:
             return
         self._open = False
         if self._parked:
             if not keep:
                 self._error.copy_(self._out)
         elif keep:
-            kernels.commit_feedback(self._error, self._x, self._indices)
+            kernels.commit_feedback(self._error, self._x, self.indices)
         if keep and unsent is not None:
-            self._error[self._indices.long()] += unsent
+            self._error[self.indices.long()] += unsent
 
     def __enter__(self) -> SparseMemory:
         return self

@@ -91,14 +91,18 @@ class OwnIndices(Exchange):
         return Residual.for_layout(layout, self.feedback)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        n = x.numel()
-        k = self.count(n, ch.step)
         with SparseMemory(state.error, x, out) as memory:
-            indices, values = memory.take(self.selector(ch), k)
-            if self.splits(n, k, ch.size):
-                await self._split(indices, values, memory, state, out, k, ch)
-            else:
-                await self._gather(indices, values, memory, out, ch)
+            await self.send(memory, out, state, ch)
+
+    async def send(self, memory: SparseMemory, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        """Take entries out of the memory, exchange them, settle."""
+        n = out.numel()
+        k = self.count(n, ch.step)
+        indices, values = memory.take(self.selector(ch), k)
+        if self.splits(n, k, ch.size):
+            await self._split(indices, values, memory, state, out, k, ch)
+        else:
+            await self._gather(indices, values, memory, out, ch)
 
     async def _gather(
         self,

@@ -1,0 +1,123 @@
+"""Deep gradient compression: top-k with momentum correction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+import torch
+
+from thinwire import checks
+from thinwire.channel import Channel
+from thinwire.errors import ConfigError
+from thinwire.exchange import Exchange, Traits, momentum
+from thinwire.layout import Layout
+from thinwire.methods.heavyball import HeavyBall, corrected
+from thinwire.parts.memories import Residual, SparseMemory
+from thinwire.parts.own_indices import OwnIndices, WithRatio
+from thinwire.parts.selectors import Largest, Selector
+
+
+@dataclass
+class DGCState(Residual):
+    """`error` is the paper's v; `m` is empty where there is no momentum."""
+
+    m: torch.Tensor = momentum()
+
+
+@dataclass(frozen=True)
+class DGC(OwnIndices, WithRatio):
+    """Every rank accumulates its own momentum and sends the k largest entries of what has piled up.
+
+    g_i = g_i min(1, sqrt(W) clip / |g_i|)                               local clipping
+    m_i = a m_i + g_i;  v_i = v_i + m_i                                  momentum correction
+    c_i = top_k(v_i);  v_i = v_i - c_i;  m_i = 0 where c_i was sent      momentum factor masking
+    out = (1/W) sum_i c_i                    (Nesterov: m_i = a (m_i + g_i); v_i = v_i + m_i + g_i)
+
+    The momentum happens here, so the optimizer must have none: plain SGD, or Adam with a first beta of 0.
+    Give it to `attach(..., optimizer=...)`, which checks that. Small tensors are averaged with the same
+    momentum (see `heavyball`). Weight decay belongs into the optimizer, after the mean; it then has no
+    momentum, so against SGD(momentum=a) it acts 1 - a times as strong: divide it by 1 - a.
+
+    Masking forgets momentum, so with a > 0 sums are not conserved: where the ranks' gradients do not
+    vanish together (very different data), the result is biased.
+
+    Args:
+        ratio: the part of the entries that is sent.
+        momentum: a; 0 is `topk`, to the last bit.
+        nesterov: look ahead.
+        clip: the norm above which the mean gradient would be clipped, were it known: each rank's share of
+            the mean, g_i / W, is clipped at clip / sqrt(W). The norm is that of what one run sees: a
+            tensor, a bucket or the model, by `scope`. The loss scale is taken into account.
+        warmup: steps during which the density falls from 25 % to its value, exponentially.
+        values, scope, reduce: as for all methods that select their own indices.
+
+    Reference: Lin, Han, Mao, Wang and Dally, "Deep gradient compression", 2018.
+
+    Differences from the paper: the selection is exact instead of by a sampled threshold; the warm-up falls
+    at every step instead of every epoch; clipping is by tensor unless scope="model". The paper's gradients
+    are divided by W before they are clipped, thinwire's are not, hence sqrt(W) in place of 1/sqrt(W).
+    """
+
+    name: ClassVar[str] = "dgc"
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.momentum(self.name, self.momentum)
+        checks.flag(self.name, "nesterov", self.nesterov)
+        if self.clip is not None:
+            checks.positive(self.name, "clip", self.clip)
+        if not self.feedback:
+            raise ConfigError(f"{self.name}: feedback=False would send momentum and lose the rest; use topk")
+
+    def selector(self, ch: Channel) -> Selector:
+        return Largest()
+
+    def density(self) -> float:
+        return self.ratio
+
+    @property
+    def traits(self) -> Traits:
+        plain = self.momentum == 0
+        return replace(super().traits, conserves=plain and self.clip is None, owns_momentum=not plain)
+
+    def init(self, layout: Layout) -> DGCState:
+        v, size = super().init(layout).error, layout.numel if self.momentum else 0
+        return DGCState(v, torch.zeros(size, device=layout.device))
+
+    def beside(self) -> Exchange | None:
+        return HeavyBall(self.momentum, self.nesterov) if self.momentum else None
+
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        kept = cast(DGCState, state)
+        g = x if self.clip is None else clipped(x, math.sqrt(ch.size) * self.clip * ch.unit)
+        m, v = corrected(g, kept.m, self.momentum, self.nesterov) if self.momentum else (kept.m, g)
+        with _Masking(kept, m, v, out) as memory:
+            await self.send(memory, out, state, ch)
+
+    def exact(self) -> Exchange:
+        return replace(self, ratio=1.0, values=None, reduce="gather", momentum=0.0, clip=None)
+
+
+class _Masking(SparseMemory):
+    """Error feedback on v that also keeps the momentum, and forgets it where something is sent."""
+
+    def __init__(self, state: DGCState, m: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        super().__init__(state.error, v, out)
+        self._kept, self._new = state.m, m
+
+    def settle(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
+        super().settle(keep, unsent)
+        if keep and self._kept.numel() and self.indices is not None:
+            self._kept.copy_(self._new)
+            self._kept[self.indices.long()] = 0
+
+
+def clipped(g: torch.Tensor, norm: float) -> torch.Tensor:
+    """g, shrunk to this norm if it is longer; what is not finite stays so."""
+    length = float(cast(torch.Tensor, torch.linalg.vector_norm(g, dtype=torch.float64)))
+    return g * (norm / length) if length > norm else g
