@@ -199,9 +199,61 @@ def _unpacked(builder, pointer, bits):
     return parts[0] if bits == 8 else _interleave(builder, *parts)
 
 
+def _centred(builder, codes, bits):
+    """code - s as floats; as bytes where that fits, which is a quarter of the work."""
+    s = (1 << (bits - 1)) - 1
+    if bits == 8:
+        return builder.fsub(builder.uitofp(codes, _FLOATS), _constant(_FLOATS, float(s)))
+    return builder.sitofp(builder.sub(codes, _constant(codes.type, s)), _FLOATS)
+
+
+def _packed(builder, codes, bits):
+    """64 codes, held as bytes, as 8 * bits bytes."""
+    width = bits
+    while width < 8:
+        n = codes.type.count // 2
+        index = ir.VectorType(ir.IntType(32), n)
+        even = builder.shuffle_vector(codes, codes, ir.Constant(index, list(range(0, 2 * n, 2))))
+        odd = builder.shuffle_vector(codes, codes, ir.Constant(index, list(range(1, 2 * n, 2))))
+        codes = builder.or_(even, builder.shl(odd, ir.Constant(even.type, [width] * n)))
+        width *= 2
+    return codes
+
+
+def _encode_difference64(bits):
+    """An intrinsic (grad, last, at, radius, inverse, top, packed, byte) for LAQ's codes of 64 entries."""
+
+    @intrinsic
+    def encode_difference64(typingctx, grad, last, at, radius, inverse, top, packed, byte):
+        def codegen(context, builder, signature, args):
+            g = _load(context, builder, signature.args[0], args[0], args[2], _FLOATS)
+            q = _load(context, builder, signature.args[1], args[1], args[2], _FLOATS)
+            shifted = builder.fadd(builder.fsub(g, q), _splat(builder, args[3], _FLOATS))
+            level = builder.fmul(shifted, _splat(builder, args[4], _FLOATS))
+            level = builder.fadd(level, _constant(_FLOATS, 0.5))
+            most = _splat(builder, args[5], _FLOATS)
+            level = builder.select(builder.fcmp_ordered("<", level, most), level, most)
+            codes = builder.trunc(builder.fptosi(level, _INTS), ir.VectorType(ir.IntType(8), LANES))
+            code = _packed(builder, codes, bits)
+            data = context.make_array(signature.args[6])(context, builder, args[6]).data
+            target = builder.bitcast(cgutils.gep_inbounds(builder, data, args[7]), code.type.as_pointer())
+            builder.store(code, target, align=1)
+            return context.get_dummy_value()
+
+        f, p = types.float32, types.intp
+        return types.void(grad, last, p, f, f, f, packed, p), codegen
+
+    return encode_difference64
+
+
+encode_difference64_1bit = _encode_difference64(1)
+encode_difference64_2bit = _encode_difference64(2)
+encode_difference64_4bit = _encode_difference64(4)
+encode_difference64_8bit = _encode_difference64(8)
+
+
 def _sum_decoded64(bits):
     """An intrinsic (out, at, addresses, byte offset, steps, workers): out = sum of (code - s) * step."""
-    s = (1 << (bits - 1)) - 1
 
     @intrinsic
     def sum_decoded64(typingctx, out, at, packed, offset, steps, workers):
@@ -219,8 +271,7 @@ def _sum_decoded64(bits):
                     mask = builder.load(builder.bitcast(pointer, _MASK.as_pointer()), align=1)
                     value = builder.select(builder.bitcast(mask, _BITS), step, builder.fneg(step))
                 else:
-                    codes = builder.uitofp(_unpacked(builder, pointer, bits), _FLOATS)
-                    value = builder.fmul(builder.fsub(codes, _constant(_FLOATS, float(s))), step)
+                    value = builder.fmul(_centred(builder, _unpacked(builder, pointer, bits), bits), step)
                 builder.store(builder.fadd(builder.load(total), value), total)
             target = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
             builder.store(builder.load(total), target, align=4)

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.cpu._jit import F32, U64
+from thinwire.kernels.cpu._jit import F32, U8, U64
 
 LANES: int
 
@@ -19,6 +19,46 @@ def sum_decoded64_1bit(out: F32, at: int, packed: U64, offset: int, steps: F32, 
 def sum_decoded64_2bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
 def sum_decoded64_4bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
 def sum_decoded64_8bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
+def encode_difference64_1bit(
+    grad: F32,
+    last: F32,
+    at: int,
+    radius: np.float32,
+    inverse: np.float32,
+    top: np.float32,
+    packed: U8,
+    byte: int,
+) -> None: ...
+def encode_difference64_2bit(
+    grad: F32,
+    last: F32,
+    at: int,
+    radius: np.float32,
+    inverse: np.float32,
+    top: np.float32,
+    packed: U8,
+    byte: int,
+) -> None: ...
+def encode_difference64_4bit(
+    grad: F32,
+    last: F32,
+    at: int,
+    radius: np.float32,
+    inverse: np.float32,
+    top: np.float32,
+    packed: U8,
+    byte: int,
+) -> None: ...
+def encode_difference64_8bit(
+    grad: F32,
+    last: F32,
+    at: int,
+    radius: np.float32,
+    inverse: np.float32,
+    top: np.float32,
+    packed: U8,
+    byte: int,
+) -> None: ...
 def bits_of(value: np.float32) -> np.int32: ...
 def float_of(bits: np.int32) -> np.float32: ...
 def lowest_bit(mask: np.uint64) -> int: ...

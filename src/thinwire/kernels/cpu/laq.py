@@ -12,7 +12,14 @@ from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._codes import TILE, pack_tile, unpack_tile
 from thinwire.kernels.cpu._encode import scale_from_bits
 from thinwire.kernels.cpu._jit import F32, F64, U8, kernel
-from thinwire.kernels.cpu._simd import bits_of
+from thinwire.kernels.cpu._simd import (
+    LANES,
+    bits_of,
+    encode_difference64_1bit,
+    encode_difference64_2bit,
+    encode_difference64_4bit,
+    encode_difference64_8bit,
+)
 from thinwire.kernels.cpu._source import Source, view
 from thinwire.kernels.cpu._sums import tile_sums
 
@@ -37,10 +44,15 @@ def largest_difference(grad: F32, last: F32) -> int:
 def encode_difference(
     grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, packed: U8
 ) -> None:
+    """All codes of the range, which begins with a byte."""
+    done = 0
+    if step > _TINY:
+        done = len(grad) - len(grad) % LANES
+        encode_blocks(grad[:done], last[:done], radius, step, bits, packed)
     codes = np.empty(TILE, np.uint8)
     scratch = np.empty(TILE // 8, np.uint64)
     top = np.float32((1 << bits) - 1)
-    for lo in range(0, len(grad), TILE):
+    for lo in range(done, len(grad), TILE):
         hi = min(lo + TILE, len(grad))
         g, q = grad[lo:hi], last[lo:hi]
         # Never negative, since no difference exceeds the radius: cutting off is rounding down.
@@ -52,6 +64,25 @@ def encode_difference(
             for j in range(len(g)):
                 codes[j] = np.uint8(np.int32(min(((g[j] - q[j]) + radius) / step + _HALF, top)))
         pack_tile(codes, hi - lo, bits, scratch, packed[lo * bits // 8 : (hi * bits + 7) // 8])
+
+
+@kernel
+def encode_blocks(grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, packed: U8) -> None:
+    """Whole blocks of 64, from memory to packed codes without a stop in between."""
+    inverse = _ONE / step
+    top = np.float32((1 << bits) - 1)
+    if bits == 8:
+        for at in range(0, len(grad), LANES):
+            encode_difference64_8bit(grad, last, at, radius, inverse, top, packed, at)
+    elif bits == 4:
+        for at in range(0, len(grad), LANES):
+            encode_difference64_4bit(grad, last, at, radius, inverse, top, packed, at // 2)
+    elif bits == 2:
+        for at in range(0, len(grad), LANES):
+            encode_difference64_2bit(grad, last, at, radius, inverse, top, packed, at // 4)
+    else:
+        for at in range(0, len(grad), LANES):
+            encode_difference64_1bit(grad, last, at, radius, inverse, top, packed, at // 8)
 
 
 @kernel

@@ -42,7 +42,7 @@ def insert_row(x: F32, first_block: int, key: np.uint64, cols: int, row: F32) ->
 
 @kernel
 def insert_rows(x: F32, first_block: int, keys: U64, cols: int, padded: F32, first: int, every: int) -> None:
-    """Add x to the rows first, first + every, ...: a tile at a time, which stays in the cache for all of them."""
+    """Add x to the rows first, first + every, ...: tile by tile, which stay in the cache for all of them."""
     for lo in range(0, len(x), _INSERT_TILE):
         tile = x[lo : min(lo + _INSERT_TILE, len(x))]
         for r in range(first, len(keys), every):
