@@ -53,7 +53,7 @@ def test_a_wrong_method_is_one_line_and_exit_code_2(method: str, expected: str) 
 def test_the_demo_trains_and_compares(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     file = tmp_path / "demo.json"
-    result = call("demo", "--workers", "2", "--steps", "30", "-m", "topk", "--json", str(file))
+    result = call("demo", "--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
     assert result.exit_code == 0, result.output
     dense, topk = json.loads(file.read_text())
     assert (dense["method"], topk["method"]) == ("dense", "topk(ratio=0.01)")

@@ -124,5 +124,5 @@ def _train(worker: Worker, method: str, steps: int) -> dict[str, Any]:
         "payload": meter.payload_bytes / steps,
         "rounds": meter.operations / steps,
         "sent": meter.sent_bytes / steps,
-        "loss": float(loss),
+        "loss": float(loss.detach()),
     }
