@@ -1,0 +1,58 @@
+import math
+
+import pytest
+import torch
+
+from tests.laws.cohort import Cohort
+from thinwire import EFSign
+
+
+def decoded(u: torch.Tensor) -> torch.Tensor:
+    return EFSign().decode([EFSign().encode(u, 0)], u.numel())
+
+
+@pytest.mark.parametrize("power", [1, 3, 5])
+def test_the_contraction_is_delta(power: int) -> None:
+    u = torch.randn(5000, generator=torch.Generator().manual_seed(power)) ** power
+    delta = float(u.double().abs().sum() ** 2 / (u.numel() * u.double().square().sum()))
+    left = float((u - decoded(u)).double().square().sum() / u.double().square().sum())
+    assert left == pytest.approx(1 - delta, rel=1e-5)
+
+
+def test_delta_of_a_normal_distribution_is_two_over_pi() -> None:
+    u = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
+    left = float((u - decoded(u)).square().sum() / u.square().sum())
+    assert left == pytest.approx(1 - 2 / math.pi, rel=0.01)
+
+
+def test_it_is_the_nearest_multiple_of_the_signs() -> None:
+    u = torch.randn(1000, generator=torch.Generator().manual_seed(2))
+    best = (u - decoded(u)).norm()
+    assert best <= min((u - scale * u.sign()).norm() for scale in torch.linspace(0.1, 2, 100)) + 1e-5
+
+
+def test_the_error_is_what_was_not_sent() -> None:
+    cohort = Cohort("efsign", 1, {"wide": (20, 30)})
+    owed = torch.zeros(20, 30)
+    for step in range(3):
+        inputs = cohort.inputs(step)
+        out = cohort.average(inputs)[0]["wide"]
+        owed = owed + inputs[0]["wide"] - out
+        assert torch.allclose(cohort.sessions[0].pending()["wide"].view(20, 30), owed, atol=1e-5)
+
+
+def test_two_shots_keep_the_errors_bounded() -> None:
+    """Ranks that disagree, for a hundred steps: what is owed does not grow."""
+    cohort = Cohort("efsign(reduce='twoshot')", 8, {"wide": (20, 30)})
+    inputs = cohort.inputs(0)
+    norms = []
+    for _ in range(100):
+        cohort.average(inputs)
+        norms.append(float(cohort.pending()["wide"].norm()))
+    assert max(norms[50:]) < 2 * max(norms[:50])
+
+
+def test_one_bit_an_entry() -> None:
+    cohort = Cohort("efsign", 4, {"wide": (64, 64)})
+    cohort.average(cohort.inputs(0))
+    assert cohort.driver.meters[0].payload_bytes == 64 * 64 // 8 + 4
