@@ -1,6 +1,7 @@
 """What holds for all kernels together: threads, forks, imports, compilation, memory."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,10 @@ from kernel_inputs import same, torch_threads, vector
 
 from thinwire import kernels
 from thinwire.kernels.cpu import FAMILIES, _pool, warm
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("THINWIRE_KERNELS") == "reference", reason="about the compiled kernels"
+)
 
 N = 3 * _pool.GRAIN + 1234
 

@@ -1,8 +1,13 @@
+import os
 import sys
 
 import pytest
 
 from thinwire.bench import kernels as bench
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("THINWIRE_KERNELS") == "reference", reason="about the compiled kernels"
+)
 
 
 def test_every_case_runs_and_is_told_to_the_progress_line():

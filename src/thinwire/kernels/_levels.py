@@ -11,8 +11,8 @@ LARGEST = 3.4028234663852886e38
 
 
 # Rounding adds 1 + r / 2^16, r being 16 random bits, to y + s - 1 and cuts the fraction off. For integer y
-# that is exact in float32, so levels (and zeros) stay what they are. Half a unit of r centres the rounding; 8-bit
-# codes have no bit of precision left for it, and are centred by the rounding of y + s - 1 itself.
+# that is exact in float32, so levels (and zeros) stay what they are. Half a unit of r centres the rounding;
+# 8-bit codes have no bit of precision left for it, and are centred by the rounding of y + s - 1 itself.
 CENTRE = 2.0**-17
 
 

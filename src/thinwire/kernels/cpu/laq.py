@@ -131,11 +131,11 @@ def norms_range(
 
 def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
     n = last.numel()
-    packed = torch.zeros((bits * n + 7) // 8, dtype=torch.uint8)
+    packed = torch.empty((bits * n + 7) // 8, dtype=torch.uint8)
     tops = _run(grad, last, lambda g, q, _: largest_difference(g, q))
     radius = np.float32(scale_from_bits(max(tops, default=0)))  # Numba hands float32 back as a double
     if not radius > 0:
-        return packed, float(radius)
+        return packed.zero_(), float(radius)
     step, to = _step(radius, bits), packed.numpy()
 
     def work(g: F32, q: F32, lo: int) -> None:
