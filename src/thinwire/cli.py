@@ -140,6 +140,17 @@ def bench_methods(
     _save(json_file, _methods(size, threads, method or ()))
 
 
+@bench.command()
+def scale(
+    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = "4,16,64,256,1024",
+    size: Size = 1_000_000,
+    method: Methods = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How bytes and rounds of every method grow with the workers, on a simulated network."""
+    _save(json_file, _scale(workers, size, method or ()))
+
+
 @bench.command("all")
 def bench_all(
     size: Size = 10_000_000,
@@ -224,6 +235,32 @@ def _methods(size: int, threads: int, chosen: Sequence[str]) -> list[dict[str, A
     title = f"session.average at world size 1, {size:,} entries, in copies of the tensor"
     _table(title, ("method", "into a new tensor", "in place", "target"), rows)
     return [asdict(r) for r in results]
+
+
+def _scale(workers: str, size: int, chosen: Sequence[str]) -> list[dict[str, Any]]:
+    from thinwire.bench import scale as module
+
+    with _errors():
+        try:
+            counts = sorted({int(part) for part in workers.split(",")})
+        except ValueError:
+            raise ConfigError(f"--workers takes numbers with commas, like 4,64, not {workers!r}") from None
+        if not counts or counts[0] < 1:
+            raise ConfigError(f"--workers takes numbers from 1 up, not {workers!r}")
+        asked = list(chosen) or module.line_up()
+        with _progress(len(asked) * len(counts)) as advance:
+            results = module.run(asked, counts, size, progress=lambda name, n: advance(f"{name} x {n}", 1))
+    rows: list[tuple[str, ...]] = []
+    for text in asked:
+        own = {row.workers: row for row in results if row.method == text}
+        sent = (f"{own[n].sent_bytes:,}" if n in own else "not run" for n in counts)
+        last = own[max(own)]
+        received = f"{last.received_bytes:,}"
+        rows.append((text, *sent, received, str(last.rounds), f"{module.growth(list(own.values())):.2f} x"))
+    title = f"bytes sent per worker and step, {size:,} entries, by the number of workers"
+    header = ("method", *map(str, counts), "received at the most", "rounds", "growth")
+    _table(title, header, rows)
+    return [asdict(row) for row in results]
 
 
 # -- how things are shown ---------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ from thinwire.groups import private_groups
 from thinwire.handshake import agree
 from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter, Tally
-from thinwire.notices import tell
+from thinwire.notices import tell, warn
+from thinwire.optimizers import check_optimizer
 from thinwire.plan import Group, View, plan
 from thinwire.preparation import prepare_for
 from thinwire.registry import parse
+from thinwire.replicas import Replicas
 from thinwire.router import Router
 from thinwire.states import Kept, StateStore
 
@@ -47,12 +49,15 @@ class Session:
     Under `DistributedDataParallel` use `thinwire.attach`, which makes a session and plugs it in.
 
     Args:
-        named_parameters: names and tensors (or anything with `shape` and `dtype`), equal on all ranks.
+        named_parameters: names and tensors, equal on all ranks; the parameters themselves, if the method
+            lets replicas drift and averages them from time to time (see `reconcile`).
         method: a method string, JSON, or an Exchange.
         process_group: the ranks to average over; None is the default group.
         seed: of the randomness that the ranks share; part of what they must agree on.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, so that what is remembered follows its scale.
+        optimizer: the optimizer in use, so that one with momentum is refused where the method has its
+            own, and so that `reconcile` averages what the optimizer remembers as well.
         lanes: private process groups to make.
         place: only for ranks run by the Lockstep or Simulated driver: which rank this is; no process
             group is then used, and `program` gives what the driver runs.
@@ -67,6 +72,7 @@ class Session:
         seed: int = 0,
         dense_below: int = 1024,
         scaler: LossScale | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         lanes: int = 1,
         place: Place | None = None,
         link: Link | None = None,
@@ -85,11 +91,11 @@ class Session:
         self._lanes = lanes
         self._before_step = Tally()
         self._tensors: dict[str, tuple[Slot, torch.dtype]] = {}
-        devices: set[torch.device] = set()
+        parameters: dict[str, torch.Tensor] = {}
         for name, tensor in named_parameters:
-            devices.add(tensor.device)
             if name in self._tensors:
                 raise ConfigError(f"two parameters have the name {name!r}")
+            parameters[name] = tensor
             self._tensors[name] = (Slot(name, tuple(tensor.shape), 0), tensor.dtype)
         if not self._tensors:
             raise ConfigError("there are no parameters to average")
@@ -98,12 +104,19 @@ class Session:
         self._position = {name: position for position, name in enumerate(self._tensors)}
         exchanges = {self.route.exchange_for(slot) for slot, _ in self._tensors.values()}
         self.remembers = any(not exchange.traits.memoryless for exchange in exchanges)
+        periods = [exchange.traits.reconcile_every for exchange in exchanges]
+        self.reconcile_every = min((period for period in periods if period is not None), default=None)
+        self._reconciled = 0
+        self._replicas = Replicas(parameters, optimizer)
+        warnings = check_optimizer(exchanges, optimizer)
         self.wires: list[ProcessGroupWire] = []
         if place is None:
-            on_cpu = all(device.type == "cpu" for device in devices)
+            on_cpu = all(tensor.device.type == "cpu" for tensor in parameters.values())
             prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
             place = self._open(process_group)
         self.place = place
+        for warning in warnings if place.rank == 0 else ():
+            warn("%s", warning)
 
     def _open(self, process_group: dist.ProcessGroup | None) -> Place:
         """Make the private groups; the first one serves to agree on everything else, lanes included."""
@@ -170,7 +183,11 @@ class Session:
 
         All parameters of the session must be given, on every rank; None counts as zeros. With `in_place`
         the means are written over the inputs, which saves memory and time.
+
+        Where replicas drift (`reconcile_every`), their parameters are averaged first when that is due. To
+        have it done before the gradient is computed, begin the step with `reconcile(when_due=True)`.
         """
+        self.reconcile(when_due=True)
         if not self.wires:
             raise ThinwireError("this session belongs to a driver: run session.program(...) with it")
         results, views = self.views(tensors, in_place=in_place)
@@ -262,6 +279,44 @@ class Session:
         with self._lock:
             return self.states.take(exchange, layout)
 
+    # -- replicas --------------------------------------------------------------------------------------
+
+    def reconcile(self, *, when_due: bool = False) -> None:
+        """Make all ranks' parameters equal, to the last bit: each becomes its mean over the ranks.
+
+        What the optimizer keeps for each parameter (momentum, second moments) is averaged as well, if the
+        session knows the optimizer; otherwise it stays each rank's own. To be called on every rank. With
+        `when_due`, only if the method lets replicas drift, and `reconcile_every` steps have been made.
+        DDP sessions and `average` do that by themselves; call it without after the last step, and before
+        a checkpoint of the model is written.
+        """
+        if when_due and not self._reconcile_is_due():
+            return
+        if not self.wires:
+            raise ThinwireError("this session belongs to a driver: run session.reconciliation() with it")
+        Blocking(self.wires[0].execute).run(self.reconciliation())
+
+    def reconciliation(self) -> Program:
+        """What one rank does to reconcile: a coroutine for a driver."""
+        self._reconciled = self.step
+        return self._replicas.reconcile(self.place, self.step, self.link)
+
+    def _reconcile_is_due(self) -> bool:
+        every = self.reconcile_every
+        return every is not None and self.step % every == 0 and self.step != self._reconciled
+
+    def spread(self) -> float:
+        """How far apart the replicas are: the largest distance from the mean, relative to its norm.
+
+        Costs one dense mean of the parameters. To be called on every rank; the answer is equal on all.
+        """
+        if not self.wires:
+            raise ThinwireError("this session belongs to a driver: it has no process group to ask")
+        result: list[float] = []
+        program = self._replicas.spread(self.place, self.step, self.link, result)
+        Blocking(self.wires[0].execute).run(program)
+        return result[0]
+
     # -- steps -----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
@@ -281,7 +336,7 @@ class Session:
         self.meter.count_step()
         if kept:
             self.step += 1
-        if not self._announced:
+        if self.wires and not self._announced:
             self._announced = True
             self._announce(self.meter.total.minus(self._before_step))
 
@@ -297,6 +352,9 @@ class Session:
                 100 * payload / max(self.dense_bytes, 1),
                 first.operations,
             )
+            if self.reconcile_every is not None:
+                every = self.reconcile_every
+                tell("replicas drift; their parameters are averaged, dense, every %d steps", every)
 
     # -- checkpoints -----------------------------------------------------------------------------------
 

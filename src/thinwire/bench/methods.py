@@ -13,7 +13,7 @@ from thinwire.launch import Worker, run_local
 from thinwire.registry import methods, parse
 
 DEFAULT_SIZE = 10_000_000
-# From the issue that asked for the kernels; the others have none.
+# What a step may cost at most; for the other methods no target is set.
 TARGETS = {"topk": 3.0, "qsgd": 4.0, "randomblock": 1.5}
 
 
