@@ -15,6 +15,7 @@ from thinwire.hosts import attach
 from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter
 from thinwire.methods import (
+    A2SGD,
     BF16,
     DGC,
     FP16,
@@ -30,7 +31,9 @@ from thinwire.methods import (
     RandomBlock,
     RandomK,
     Route,
+    ScaleCom,
     SignSGD,
+    Sketched,
     TernGrad,
     Threshold,
     TopK,
@@ -40,6 +43,7 @@ from thinwire.registry import methods, parse, to_json
 from thinwire.session import Session
 
 __all__ = [
+    "A2SGD",
     "BF16",
     "DGC",
     "FP16",
@@ -66,9 +70,11 @@ __all__ = [
     "RandomBlock",
     "RandomK",
     "Route",
+    "ScaleCom",
     "Session",
     "SignSGD",
     "Simulated",
+    "Sketched",
     "Slot",
     "State",
     "StateError",

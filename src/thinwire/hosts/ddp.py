@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step
@@ -55,6 +56,7 @@ def attach(
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Session:
     """Average a DDP model's gradients with a method; the training loop stays as it is.
 
@@ -70,6 +72,8 @@ def attach(
         seed: of the randomness that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale.
+        optimizer: the optimizer in use: one with momentum is refused where the method has its own, and
+            where replicas drift, what it remembers is averaged with the parameters.
     """
     if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
@@ -90,7 +94,14 @@ def attach(
     direct = overlap and on_cpu and exchange.traits.memoryless
     lanes = LANES if overlap and on_cpu and not direct else 1
     session = Session(
-        names.items(), exchange, group, seed=seed, dense_below=dense_below, scaler=scaler, lanes=lanes
+        names.items(),
+        exchange,
+        group,
+        seed=seed,
+        dense_below=dense_below,
+        scaler=scaler,
+        optimizer=optimizer,
+        lanes=lanes,
     )
     driver = Direct(session.wires[0]) if direct else Lanes(session.wires, overlap=overlap)
     host = _DdpHost(session, names, driver)
@@ -99,11 +110,29 @@ def attach(
         model.register_comm_hook(switch, thinwire_hook)
         _switches[model] = switch
     switch.host = host
-    session.on_detach(lambda: _detach(switch))
+    meeting = _reconcile_before_forward(model, session)
+    session.on_detach(lambda: _detach(switch, meeting))
     return session
 
 
-def _detach(switch: _Switch) -> None:
+def _reconcile_before_forward(model: DistributedDataParallel, session: Session) -> RemovableHandle | None:
+    """Where replicas drift: bring them together between two steps, so that gradients belong to the result.
+
+    Only before a forward pass that trains: an evaluation may take place on one rank alone.
+    """
+    if session.reconcile_every is None:
+        return None
+
+    def hook(module: torch.nn.Module, inputs: object) -> None:
+        if module.training and torch.is_grad_enabled():
+            session.reconcile(when_due=True)
+
+    return model.register_forward_pre_hook(hook)
+
+
+def _detach(switch: _Switch, meeting: RemovableHandle | None) -> None:
+    if meeting is not None:
+        meeting.remove()
     host, switch.host = switch.host, None
     if host is not None:
         host.lanes.close()

@@ -1,6 +1,7 @@
 """The methods, one file each. A new one is a file here and a line below."""
 
 from thinwire.exchange import Exchange
+from thinwire.methods.a2sgd import A2SGD
 from thinwire.methods.dense import BF16, FP16, Dense
 from thinwire.methods.dgc import DGC
 from thinwire.methods.efsign import EFSign
@@ -14,7 +15,9 @@ from thinwire.methods.qsgd import QSGD
 from thinwire.methods.randomblock import RandomBlock
 from thinwire.methods.randomk import RandomK
 from thinwire.methods.route import Route
+from thinwire.methods.scalecom import ScaleCom
 from thinwire.methods.signsgd import SignSGD
+from thinwire.methods.sketched import Sketched
 from thinwire.methods.terngrad import TernGrad
 from thinwire.methods.threshold import Threshold
 from thinwire.methods.topk import TopK
@@ -30,6 +33,8 @@ BUILT_IN: tuple[type[Exchange], ...] = (
     RandomK,
     Threshold,
     DGC,
+    ScaleCom,
+    Sketched,
     RandomBlock,
     QSGD,
     TernGrad,
@@ -39,11 +44,13 @@ BUILT_IN: tuple[type[Exchange], ...] = (
     OneBit,
     GSpar,
     PowerSGD,
+    A2SGD,
     Warmup,
     Route,
 )
 
 __all__ = [
+    "A2SGD",
     "BF16",
     "BUILT_IN",
     "DGC",
@@ -60,7 +67,9 @@ __all__ = [
     "RandomBlock",
     "RandomK",
     "Route",
+    "ScaleCom",
     "SignSGD",
+    "Sketched",
     "TernGrad",
     "Threshold",
     "TopK",

@@ -74,7 +74,9 @@ class Route(Exchange):
             unbiased=all(traits.unbiased for traits in every),
             conserves=all(traits.conserves for traits in every),
             ragged=any(traits.ragged for traits in every),
+            even=all(traits.even for traits in every),
             owns_momentum=any(traits.owns_momentum for traits in every),
+            reconcile_every=min((t.reconcile_every for t in every if t.reconcile_every), default=None),
             rounding=max(traits.rounding for traits in every),
             scope="model" if "model" in scopes else "tensor",
         )

@@ -42,6 +42,12 @@ class Warmup(Exchange):
                 f"warmup: {self.inner.name} cannot be inside it; use warmup in the route's methods"
             )
 
+        if self.inner.traits.owns_momentum:
+            raise ConfigError(
+                f"warmup: {self.inner.name} keeps the momentum itself, and dense steps would have none; "
+                "use its own warmup option if it has one, or momentum=0"
+            )
+
     @property
     def inner(self) -> Exchange:
         return parsed(self.method)

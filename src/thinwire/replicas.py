@@ -1,0 +1,79 @@
+"""Replicas that drift apart, and what brings them together: the mean of the parameters themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from thinwire.channel import Channel, Place, Program, context_of, together
+from thinwire.costs import Link
+
+
+class Replicas:
+    """The parameters of one rank, and the optimizer's numbers that belong to them."""
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self._parameters = dict(parameters)
+        self._optimizer = optimizer
+
+    def reconcile(self, place: Place, step: int, link: Link) -> Program:
+        """Replace all of them by their means over the ranks, which are equal bits everywhere."""
+        return self._reconcile(place, step, link)
+
+    async def _reconcile(self, place: Place, step: int, link: Link) -> None:
+        tensors = self._tensors()
+        described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+        context = context_of("\n".join(["replicas", *described]))
+        # A frame without content: its mark tells, before anything is added up, that all ranks average the
+        # same tensors (an optimizer that has not stepped yet on one rank has fewer).
+        device = next(iter(tensors.values())).device
+        ch = Channel(place, step=step, seed=0, key="", device=device)
+        await together([_compare(ch, device)], place, step=step, context=context, link=link)
+        tasks = [_average(tensor, ch) for tensor in tensors.values()]
+        await together(tasks, place, step=step, context=context, link=link)
+
+    def spread(self, place: Place, step: int, link: Link, result: list[float]) -> Program:
+        """Appends the largest distance of a rank's parameters from their mean, relative to its norm."""
+        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in self._parameters.values()])
+        ch = Channel(place, step=step, seed=0, key="", device=flat.device)
+        return together(
+            [_spread(flat, ch, result)], place, step=step, context=context_of("spread"), link=link
+        )
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """By name, in an order that is equal on all ranks."""
+        found = dict(self._parameters)
+        state = cast("Mapping[Any, dict[str, Any]]", {} if self._optimizer is None else self._optimizer.state)
+        for name, parameter in self._parameters.items():
+            kept = state.get(parameter, {})
+            for field in sorted(kept.keys() - {"step"}):  # a count, equal anyway: a mean would round it
+                value = kept[field]
+                if isinstance(value, torch.Tensor) and _alike(value, parameter):
+                    found[f"{name}\n{field}"] = value
+        return found
+
+
+def _alike(value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    place = value.shape == parameter.shape and value.device == parameter.device
+    return place and value.is_floating_point()
+
+
+async def _compare(ch: Channel, device: torch.device) -> None:
+    await ch.gather([torch.empty(0, dtype=torch.uint8, device=device)])
+
+
+async def _average(tensor: torch.Tensor, ch: Channel) -> None:
+    mean = await ch.mean(tensor.detach().contiguous().view(-1))
+    tensor.detach().copy_(mean.view(tensor.shape))
+
+
+async def _spread(flat: torch.Tensor, ch: Channel, result: list[float]) -> None:
+    mean = await ch.mean(flat)
+    distance = (flat - mean).double().square().sum().sqrt().reshape(1)
+    farthest = max(float(theirs[0]) for (theirs,) in await ch.gather([distance]))
+    norm = float(mean.double().square().sum().sqrt())
+    result.append(farthest / norm if norm else farthest)
