@@ -7,7 +7,8 @@ import torch
 
 from tests.laws.cohort import Cohort, same_state
 from tests.laws.test_laws import Quadratic
-from thinwire import DGC, ConfigError, HeavyBall, TopK
+from thinwire import DGC, ConfigError, HeavyBall, Layout, TopK
+from thinwire.states import StateStore
 
 SHAPES = {"wide": (24, 37)}
 
@@ -115,3 +116,29 @@ def test_wrong_options_are_refused() -> None:
     for options in ({"momentum": 1.0}, {"momentum": -0.1}, {"clip": 0.0}, {"feedback": False}):
         with pytest.raises(ConfigError):
             DGC(**options)
+
+
+def test_momentum_follows_its_parameters_when_buckets_change_and_is_not_owed() -> None:
+    method, store = HeavyBall(), StateStore()
+    both = Layout.of([("a", (3,)), ("b", (2,))])
+    store.take(method, both).m.copy_(torch.arange(5.0))
+    assert not store.pending()
+    store.rescale(2.0)
+    (b,), (a,) = (store.take(method, both.pick([both.slots[i]])).tensors("momentum").values() for i in (1, 0))
+    assert a.tolist() == [0, 2, 4]
+    assert b.tolist() == [6, 8]
+
+
+@pytest.mark.parametrize("method", [DGC(ratio=0.1), HeavyBall()])
+def test_after_a_resize_the_mean_momentum_is_what_it_was(method: DGC | HeavyBall) -> None:
+    four, two = Cohort(method, 4, SHAPES), Cohort(method, 2, SHAPES)
+    for step in range(3):
+        four.average(four.inputs(step))
+    states = [session.state_dict() for session in four.sessions]
+    for rank, session in enumerate(two.sessions):
+        session.load_state_dict(states[2 * rank : 2 * rank + 2], on_resize="sum")
+    old, new = (
+        sum(session.states.entries()["wide"]["m"] for session in cohort.sessions) / len(cohort.sessions)
+        for cohort in (four, two)
+    )
+    assert torch.allclose(old, new, atol=1e-5)
