@@ -18,8 +18,8 @@ import torch
 from thinwire import costs, wire
 from thinwire.errors import ThinwireError
 
-# A mean this small rides inside the payload of a gather of the same round: the bytes it costs there are
-# fewer than what a link could have carried in the time of one more collective.
+# A mean rides inside the payload of a gather of the same round if that costs at most so many bytes more than
+# a collective of its own: fewer than what a link could have carried in the time of that collective.
 FOLD_BYTES = 16 * 1024
 
 
@@ -211,7 +211,7 @@ class _Rounds:
         broadcasts = {i: r for i, r in asking.items() if isinstance(r, _Broadcast)}
         answers: dict[int, object] = {}
         folded: dict[int, _Mean] = {}
-        if gathers and sum(wire.parts_bytes([m.x]) for m in means.values()) * self.place.size <= FOLD_BYTES:
+        if gathers and self._cheap_to_fold(sum(wire.parts_bytes([m.x]) for m in means.values())):
             folded, means = means, {}
         answers |= await self._means(means)
         for ragged in (False, True):
@@ -224,6 +224,11 @@ class _Rounds:
             alike = {i: r for i, r in scatters.items() if r.ragged is ragged}
             answers |= await self._scatters(alike, ragged)
         return answers
+
+    def _cheap_to_fold(self, mean_bytes: int) -> bool:
+        size = self.place.size
+        alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
+        return inside.sent - alone.sent <= FOLD_BYTES
 
     async def _means(self, means: dict[int, _Mean]) -> dict[int, object]:
         answers: dict[int, object] = {}

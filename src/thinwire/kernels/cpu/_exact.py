@@ -1,6 +1,7 @@
 """Exact selection of the k largest magnitudes: among collected survivors, or by radix over everything."""
 
 from collections.abc import Iterator
+from functools import reduce
 
 import numpy as np
 
@@ -180,7 +181,7 @@ def _digit(source: Source, k: int, high: int | None) -> tuple[int, int]:
             histogram_low(a, b, high, counts)
         return counts
 
-    return find_digit(np.sum(source.run(work), axis=0), size, k)
+    return find_digit(reduce(np.add, source.run(work)), size, k)
 
 
 def _in_order(source: Source) -> Iterator[tuple[F32, F32 | None, int]]:

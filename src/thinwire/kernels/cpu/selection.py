@@ -19,7 +19,8 @@ from thinwire.kernels.cpu._source import Source
 # A sample takes runs of one cache line, which costs as much as single entries.
 _RUN = 16
 _RUNS = 4096
-_SAMPLED_FROM = 4 * _RUN * _RUNS
+# Below this the sample is a quarter of the entries, and the radix, with its large tables, never pays.
+_SMALL = 4 * _RUN * _RUNS
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -75,29 +76,28 @@ def guess_threshold(source: Source, k: int) -> tuple[int, int] | None:
     None where sampling does not pay: then every entry is a candidate, or the radix decides.
     """
     n = source.numel
-    if n < _SAMPLED_FROM:
-        return (-1, n) if n <= _pool.GRAIN else None
-    if k > n // 4:
-        return None
-    sample = _sample(source)
+    otherwise = (-1, n) if n < _SMALL else None
+    if n <= _pool.GRAIN or k > n // 4:
+        return otherwise
+    sample = _sample(source, min(_RUNS, n // (4 * _RUN)))
     expected = k * len(sample) / n
     rank = int(expected + 4.0 * expected**0.5 + 8.0)
     if rank >= len(sample):
-        return None
+        return otherwise
     room = int(1.5 * rank / len(sample) * n) + 4096
     return kth_magnitude(sample, rank) - 1, room
 
 
-def _sample(source: Source) -> F32:
-    stride = source.numel // _RUNS
-    out = _scratch.array("sample", np.float32, _RUNS * _RUN)
+def _sample(source: Source, runs: int) -> F32:
+    stride = source.numel // runs
+    out = _scratch.array("sample", np.float32, runs * _RUN)
     if source.direct:
         take_runs(*source.views(0, source.numel), stride, out)
         return out
-    rows = torch.from_numpy(out).view(_RUNS, _RUN)
-    rows.copy_(source.a[: _RUNS * stride].view(_RUNS, stride)[:, :_RUN])
+    rows = torch.from_numpy(out).view(runs, _RUN)
+    rows.copy_(source.a[: runs * stride].view(runs, stride)[:, :_RUN])
     if source.b is not None:
-        rows.add_(source.b[: _RUNS * stride].view(_RUNS, stride)[:, :_RUN])
+        rows.add_(source.b[: runs * stride].view(runs, stride)[:, :_RUN])
     return out
 
 
