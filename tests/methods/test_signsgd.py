@@ -21,15 +21,29 @@ def test_majority_equals_the_sign_of_the_sum_of_signs(size: int, reduce) -> None
     assert (out.abs() == 1).all()
 
 
-def test_the_magnitude_is_the_mean_of_the_ranks_mean_magnitudes() -> None:
+def test_the_result_is_as_long_as_the_gradients() -> None:
     cohort = Cohort("signsgd", 3, WIDE)
+    inputs = cohort.inputs(1)
+    out = cohort.average(inputs)[0]["wide"]
+    assert torch.allclose(out.norm(), sum(one["wide"].norm() for one in inputs) / 3)
+
+
+def test_the_magnitude_may_be_the_mean_of_the_ranks_mean_magnitudes() -> None:
+    cohort = Cohort("signsgd(scale='mean')", 3, WIDE)
     inputs = cohort.inputs(1)
     out = cohort.average(inputs)[0]["wide"]
     expected = sum(one["wide"].abs().mean() for one in inputs) / 3
     assert torch.allclose(out.abs(), expected.expand_as(out))
 
 
-@pytest.mark.parametrize("method", ["signsgd", "signsgd(scale=None)"])
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_magnitudes_whose_squares_are_out_of_range(size: float) -> None:
+    cohort = Cohort("signsgd", 2, WIDE)
+    out = cohort.average([{"wide": torch.full((40, 50), size)}] * 2)[0]["wide"]
+    assert torch.allclose(out, torch.full((40, 50), size))
+
+
+@pytest.mark.parametrize("method", ["signsgd", "signsgd(scale='mean')", "signsgd(scale=None)"])
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_gather_and_two_shots_give_the_same_bits(method: str, size: int) -> None:
     inside = method.removeprefix("signsgd").strip("()")

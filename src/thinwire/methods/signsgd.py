@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 
@@ -19,14 +20,14 @@ from thinwire.parts.signs import ScaledSigns, magnitudes
 
 @dataclass(frozen=True)
 class _SignOptions(Exchange):
-    scale: Literal["mean"] | None = "mean"
+    scale: Literal["rms", "mean"] | None = "rms"
 
 
 @dataclass(frozen=True)
 class SignSGD(ScaledSigns, _SignOptions):
     """Every rank votes for the sign of every entry; the majority decides.
 
-    out = m sign(sum_i sign(g_i)),  m = (1/W) sum_i mean|g_i|, or 1
+    out = m sign(sum_i sign(g_i)),  m = (1/W) sum_i ||g_i||_2 / sqrt(d), or (1/W) sum_i mean|g_i|, or 1
 
     One bit an entry on the wire, there and, with two shots, back: votes are counted exactly, so that
     both ways of reducing give the same bits. Biased, and nothing is remembered: it need not converge
@@ -37,8 +38,9 @@ class SignSGD(ScaledSigns, _SignOptions):
     weights drift that get no gradient.
 
     Args:
-        scale: "mean" (the default) multiplies by the mean magnitude of the gradients, which makes usual
-            learning rates right; None is the paper's, and wants a far smaller one.
+        scale: "rms" (the default) makes the result as long as the ranks' gradients are, so that their
+            learning rate does; "mean" takes their mean magnitude, two to three times less where few
+            entries are large; None is the paper's, and wants a far smaller learning rate.
         reduce: as for all methods that code every entry.
 
     Reference: Bernstein, Zhao, Azizzadenesheli and Anandkumar, "signSGD with majority vote is
@@ -51,7 +53,7 @@ class SignSGD(ScaledSigns, _SignOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.one_of(self.name, "scale", self.scale, ("mean", None))
+        checks.one_of(self.name, "scale", self.scale, ("rms", "mean", None))
 
     @property
     def traits(self) -> Traits:
@@ -64,8 +66,8 @@ class SignSGD(ScaledSigns, _SignOptions):
         else:  # -v >= 0 where v <= 0: now the zeros are among the others
             bits, magnitude = kernels.sign_pack_mean(-v)
             bits = ~bits
-        if self.scale is None and 0 < magnitude < torch.inf:
-            magnitude = 1.0
+        if 0 < magnitude < torch.inf and self.scale != "mean":
+            magnitude = 1.0 if self.scale is None else _rms(v, magnitude)
         return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
 
     async def _gather(self, memory: DenseMemory, out: torch.Tensor, ch: Channel) -> None:
@@ -94,6 +96,13 @@ class SignSGD(ScaledSigns, _SignOptions):
     def _magnitude(self, received: Sequence[Parts]) -> float:
         told = magnitudes(received)
         return max(told) if self.scale is None else sum(told) / len(told)
+
+
+def _rms(v: torch.Tensor, mean: float) -> float:
+    """The root of the mean square; `mean`, of the magnitudes, serves where squares leave float32's range."""
+    norm = cast(torch.Tensor, torch.linalg.vector_norm(v, dtype=torch.float32))
+    root = float(norm) / math.sqrt(v.numel())
+    return root if 0 < root < torch.inf else mean
 
 
 def _majority(received: Sequence[Parts], begin: int, ch: Channel) -> torch.Tensor:
