@@ -201,6 +201,22 @@ def test_the_host_of_the_store_dies_or_stops(how: str) -> None:
     assert survivor.exit_code == 0
 
 
+def nobody_catches(worker: Worker) -> None:
+    step, _ = ddp_step(worker, "topk(ratio=0.1)", True)
+    for number in range(BAD_STEP):
+        step(number)
+    if worker.rank == 1:
+        os._exit(7)
+    step(BAD_STEP)
+
+
+def test_a_program_that_does_not_catch_the_error_ends() -> None:
+    """With lanes still there and nothing detached."""
+    first, second = start_local(nobody_catches, 2, timeout=40, group_timeout=TIMEOUT)
+    assert (first.exit_code, second.exit_code) == (1, 7)
+    assert "PeerError: all_gather of step 3 failed on rank 0: no word from rank 1" in first.error
+
+
 # -- other ways to go missing ------------------------------------------------------------------------------
 
 

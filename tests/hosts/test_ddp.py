@@ -17,6 +17,7 @@ from tests.hosts.common import (
     assert_same_everywhere,
     batch,
     buckets_of,
+    consents,
     flat,
     mlp,
     reference,
@@ -244,7 +245,7 @@ def uneven(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
 
 def test_uneven_inputs_under_join() -> None:
     """A rank that has finished goes on sending what it owes; its own gradient counts as zero."""
-    assert_same_everywhere(run_local(uneven, 2, METHODS, timeout=60))
+    assert_same_everywhere(run_local(uneven, 2, tuple(filter(consents, METHODS)), timeout=90))
 
 
 def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -385,6 +386,8 @@ def subgroups(worker: Worker) -> dict[str, torch.Tensor]:
 def test_sub_process_groups() -> None:
     per_rank = run_local(subgroups, 4, timeout=60)
     for label, parameters in per_rank[0].items():
+        if not consents(label):
+            continue
         others = [results[label] for results in per_rank]
         assert torch.equal(parameters, others[1]), f"{label}: ranks 0 and 1 differ"
         assert torch.equal(others[2], others[3]), f"{label}: ranks 2 and 3 differ"
@@ -403,11 +406,11 @@ def attach_and_detach(worker: Worker) -> dict[str, torch.Tensor]:
     results = {}
     model = wrap(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for round_, method in enumerate(METHODS):
+    for method in filter(consents, METHODS):
         session = thinwire.attach(model, method)
         with pytest.raises(thinwire.ConfigError, match="already"):
             thinwire.attach(model, method)
-        results[f"{round_} attached"] = train(model, worker.rank, STEPS, optimizer=optimizer)
+        results[f"{method} attached"] = train(model, worker.rank, STEPS, optimizer=optimizer)
         session.detach()
         session.detach()
         assert not lane_threads(), f"left behind: {lane_threads()}"
@@ -415,8 +418,8 @@ def attach_and_detach(worker: Worker) -> dict[str, torch.Tensor]:
         session.state_dict()
         plain = wrap(copy.deepcopy(model.module))
         again = torch.optim.SGD(plain.parameters(), lr=0.2)
-        results[f"{round_} detached"] = train(model, worker.rank, STEPS, optimizer=optimizer)
-        results[f"{round_} detached reference"] = train(plain, worker.rank, STEPS, optimizer=again)
+        results[f"{method} detached"] = train(model, worker.rank, STEPS, optimizer=optimizer)
+        results[f"{method} detached reference"] = train(plain, worker.rank, STEPS, optimizer=again)
         assert session.meter.steps == len(STEPS)
     return results
 
