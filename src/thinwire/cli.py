@@ -48,6 +48,9 @@ def main() -> None:
 def demo(
     workers: Annotated[int, typer.Option(min=1, help="Local worker processes.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Training steps for each method.")] = 150,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs with other weights and batches; the mean counts.")
+    ] = 1,
     method: Methods = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -56,8 +59,8 @@ def demo(
         from thinwire.bench import digits
 
         strings = digits.line_up(method or ())
-        with _progress(len(strings) * steps) as advance:
-            results = digits.run(strings, workers, steps, lambda name, step: advance(name, 1))
+        with _progress(len(strings) * steps * seeds) as advance:
+            results = digits.run(strings, workers, steps, seeds, lambda name, step: advance(name, 1))
     _table(
         f"digits, {workers} workers, {steps} steps; bytes per step and worker",
         ("method", "accuracy", "payload", "rounds", "sent", "of dense"),
@@ -73,16 +76,26 @@ def demo(
             for r in results
         ],
     )
-    _save(json_file, [asdict(r) for r in results])
+    command = f"thinwire demo --workers {workers} --steps {steps} --seeds {seeds}"
+    record = {"command": command, "workers": workers, "steps": steps, "seeds": seeds}
+    _save(json_file, record | {"results": [asdict(r) for r in results]})
 
 
 @app.command()
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the page of all methods to this file.")] = None,
+    digits: Annotated[Path | None, typer.Option(help="Results for the page, by `demo --json`.")] = None,
 ) -> None:
     """List the methods: options with their defaults, and what may be relied on."""
     from thinwire.registry import methods as registered
 
+    if page is not None:
+        from thinwire.pages import methods_page
+
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(methods_page(json.loads(digits.read_text()) if digits is not None else None))
+        return
     described: list[dict[str, Any]] = []
     for name, cls in registered().items():
         instance = cls()

@@ -55,7 +55,7 @@ def test_the_demo_trains_and_compares(tmp_path: Path) -> None:
     file = tmp_path / "demo.json"
     result = call("demo", "--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
     assert result.exit_code == 0, result.output
-    dense, topk = json.loads(file.read_text())
+    dense, topk = json.loads(file.read_text())["results"]
     assert (dense["method"], topk["method"]) == ("dense", "topk(ratio=0.01)")
     assert dense["ratio"] == 1.0
     assert topk["ratio"] < 0.1
@@ -87,3 +87,23 @@ def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
     rows = json.loads(file.read_text())
     assert [row["buckets"] for row in rows] == [1, 20]
     assert all(row["parameters"] == 2_599_200 and len(row["milliseconds"]) == 3 for row in rows)
+
+
+def test_the_page_of_methods(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "methods.md"
+    assert call("methods", "--page", str(page)).exit_code == 0
+    text = page.read_text()
+    assert all(f"## {name}\n" in text for name in thinwire.methods())
+
+
+def test_scale_of_few_simulated_workers(tmp_path: Path) -> None:
+    file = tmp_path / "scale.json"
+    arguments = ("--workers", "2,8", "--size", "5000", "-m", "randomblock", "-m", "topk(reduce='gather')")
+    assert call("bench", "scale", *arguments, "--json", str(file)).exit_code == 0
+    rows = {
+        (row["method"].split("(")[0], row["workers"]): row["sent_bytes"]
+        for row in json.loads(file.read_text())
+    }
+    assert rows["randomblock", 8] < 2 * rows["randomblock", 2]
+    assert rows["topk", 8] == 7 * rows["topk", 2]
+    assert "numbers with commas" in call("bench", "scale", "--workers", "two").output

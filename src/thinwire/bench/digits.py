@@ -19,15 +19,8 @@ BATCH = 32
 HIDDEN = 256
 STEPS = 150
 
-# Options under which a method suits a network this small; a method that is not listed runs with its defaults.
-SUITABLE = {
-    "topk": "topk(ratio=0.01)",
-    "randomk": "randomk(ratio=0.1)",
-    "threshold": "threshold(value=0.01)",
-    "randomblock": "randomblock(ratio=0.1)",
-    "qsgd": "qsgd(bits=4)",
-    "powersgd": "powersgd(rank=2)",
-}
+# Only other methods make something of these.
+WRAPPERS = ("warmup", "route")
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,7 @@ class Result:
 
 def line_up(chosen: Sequence[str] = ()) -> list[str]:
     """The method strings to run: `dense` first, then those chosen, or all that are registered."""
-    wanted = [SUITABLE.get(text, text) for text in (chosen or methods())]
+    wanted = chosen or [name for name in methods() if name not in WRAPPERS]
     strings = [str(parse(text)) for text in wanted]
     return ["dense", *(text for text in dict.fromkeys(strings) if text != "dense")]
 
@@ -55,11 +48,12 @@ def run(
     chosen: Sequence[str] = (),
     workers: int = 4,
     steps: int = STEPS,
+    seeds: int = 1,
     progress: Callable[[str, int], None] | None = None,
 ) -> list[Result]:
     """Train with each method from the same weights on the same batches; `dense` comes first."""
-    if workers < 1 or steps < 1:
-        raise ConfigError(f"workers and steps must be 1 or more, not {workers} and {steps}")
+    if min(workers, steps, seeds) < 1:
+        raise ConfigError(f"workers, steps and seeds must be 1 or more, not {workers}, {steps}, {seeds}")
     load()
     strings = line_up(chosen)
 
@@ -67,7 +61,8 @@ def run(
         if rank == 0 and progress is not None:
             progress(*message)
 
-    outcomes = cast("list[dict[str, Any]]", run_local(_work, workers, strings, steps, on_report=on_report)[0])
+    ranks = run_local(_work, workers, strings, steps, seeds, timeout=7200, on_report=on_report)
+    outcomes = cast("list[dict[str, Any]]", ranks[0])
     dense = outcomes[0]["sent"]
     return [Result(**one, ratio=one["sent"] / dense if dense else 1.0) for one in outcomes]
 
@@ -85,26 +80,31 @@ def load() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return images[~test], labels[~test], images[test], labels[test]
 
 
-def network() -> nn.Module:
+def network(seed: int) -> nn.Module:
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         layers: list[nn.Module] = [nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(HIDDEN, 10))
 
 
-def _work(worker: Worker, strings: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    return [_train(worker, method, steps) for method in strings]
+def _work(worker: Worker, strings: Sequence[str], steps: int, seeds: int) -> list[dict[str, Any]]:
+    outcomes: list[dict[str, Any]] = []
+    for method in strings:
+        runs = [_train(worker, method, steps, seed) for seed in range(seeds)]
+        figures = {key: sum(run[key] for run in runs) / seeds for key in runs[0]}
+        outcomes.append({"method": method, **figures})
+    return outcomes
 
 
-def _train(worker: Worker, method: str, steps: int) -> dict[str, Any]:
+def _train(worker: Worker, method: str, steps: int, seed: int) -> dict[str, float]:
     from thinwire.hosts import attach
 
     images, labels, test_images, test_labels = load()
-    model = DistributedDataParallel(network())
+    model = DistributedDataParallel(network(seed))
     session = attach(model, method)
     # Without momentum: what random selections hold back comes in bursts, which momentum makes worse.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    order = torch.Generator().manual_seed(1)
+    order = torch.Generator().manual_seed(1 + seed)
     loss = torch.zeros(())
     for step in range(steps):
         batch = torch.randint(len(images), (worker.size, BATCH), generator=order)[worker.rank]
@@ -119,7 +119,6 @@ def _train(worker: Worker, method: str, steps: int) -> dict[str, Any]:
     meter = session.meter.total
     session.detach()
     return {
-        "method": method,
         "accuracy": float((guesses == test_labels).float().mean()),
         "payload": meter.payload_bytes / steps,
         "rounds": meter.operations / steps,

@@ -26,7 +26,8 @@ class RandomBlock(Exchange):
     around the end, so every entry is sent with probability k/n.
 
     Args:
-        ratio: the part of the entries that is sent, k = max(1, ratio * n).
+        ratio: the part of the entries that is sent, k = max(1, ratio * n). An entry waits 1/ratio steps on
+            average and then comes with all that has piled up, so the learning rate must stay below it.
         feedback: keep what is not sent (the default). Without it the block is scaled by n/k, which makes
             the estimate unbiased, with a variance n/k - 1 times the gradient's square.
         scope: a block in each "tensor", in each "bucket", or one in the whole "model".
@@ -38,7 +39,7 @@ class RandomBlock(Exchange):
     """
 
     name: ClassVar[str] = "randomblock"
-    ratio: float = 0.01
+    ratio: float = 0.1
     feedback: bool = True
     scope: Scope = "tensor"
 

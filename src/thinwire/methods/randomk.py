@@ -25,7 +25,8 @@ class RandomK(OwnIndices, WithRatio):
     e_i = u_i - c_i;  out = (1/W) sum_i c_i
 
     Args:
-        ratio: the part of the entries that is sent, k = max(1, ratio * n).
+        ratio: the part of the entries that is sent, k = max(1, ratio * n). An entry waits 1/ratio steps on
+            average and then comes with all that has piled up, so the learning rate must stay below it.
         shared: all ranks draw the same coordinates (the default): no index travels, and one mean does.
         feedback: keep what is not sent (the default). Without it the values are scaled by n/k, which makes
             the estimate unbiased, with a variance n/k - 1 times the gradient's square.
@@ -36,6 +37,7 @@ class RandomK(OwnIndices, WithRatio):
     """
 
     name: ClassVar[str] = "randomk"
+    ratio: float = 0.1
     shared: bool = True
 
     def __post_init__(self) -> None:
