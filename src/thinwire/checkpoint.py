@@ -74,9 +74,8 @@ def _as_list(given: object) -> list[Mapping[str, Any]]:
     if not isinstance(given, Sequence) or not all(
         isinstance(state, Mapping) for state in cast("Sequence[object]", given)
     ):
-        raise StateError(
-            f"a state is what state_dict() returned, or a list of such, not {type(given).__name__}"
-        )
+        kind = type(cast(object, given)).__name__
+        raise StateError(f"a state is what state_dict() returned, or a list of such, not {kind}")
     states = list(cast("Sequence[Mapping[str, Any]]", given))
     if not states:
         raise StateError("no state was given: a rank without one of its own loads any with on_resize='drop'")
