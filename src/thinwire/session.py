@@ -334,7 +334,9 @@ class Session:
     def end_step(self, kept: bool) -> None:
         """Called by the host when every tensor of the step has been averaged; `kept` if all were finite."""
         self.meter.count_step()
-        if kept:
+        if (
+            kept and self.remembers
+        ):  # what remembers nothing has no use for a count, nor the data to settle it
             self.step += 1
         if self.wires and not self._announced:
             self._announced = True

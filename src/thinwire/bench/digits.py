@@ -114,6 +114,8 @@ def _train(worker: Worker, method: str, steps: int, seed: int) -> dict[str, floa
         optimizer.step()
         if worker.rank == 0:
             worker.report((method, step + 1))
+    if session.reconcile_every is not None:
+        session.reconcile()
     with torch.no_grad():
         guesses = cast(nn.Module, model.module)(test_images).argmax(1)
     meter = session.meter.total
