@@ -93,3 +93,12 @@ def test_import_is_light() -> None:
         "assert threading.active_count() == 1; assert torch.equal(before, torch.get_rng_state())"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONWARNINGS": "error"})
+
+
+def test_a_pair_that_has_not_proven_itself_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse("topk(values='qsgd(bits=4)')").caution is None
+    assert parse("topk(values='terngrad', reduce='gather')").caution is None
+    text = parse("topk(values='terngrad', reduce='split')").caution
+    assert text is not None
+    assert "terngrad have not passed the convergence law with topk" in text
+    assert parse("randomk(shared=False, values='natural')").caution is not None

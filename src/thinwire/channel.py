@@ -21,6 +21,8 @@ from thinwire.errors import ThinwireError
 # A mean rides inside the payload of a gather of the same round if that costs at most so many bytes more than
 # a collective of its own: fewer than what a link could have carried in the time of that collective.
 FOLD_BYTES = 16 * 1024
+# And only while packing and unpacking it costs nothing to speak of.
+LARGEST_FOLDED_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,8 @@ class _Rounds:
         return answers
 
     def _cheap_to_fold(self, mean_bytes: int) -> bool:
+        if mean_bytes > LARGEST_FOLDED_BYTES:
+            return False
         size = self.place.size
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
         return inside.sent - alone.sent <= FOLD_BYTES

@@ -236,7 +236,25 @@ def _kernels(size: int, threads: int, only: str) -> list[dict[str, Any]]:
     ]
     title = f"kernels, {size:,} entries, {threads} thread{'s' * (threads > 1)}"
     _table(title, ("kernel", "copies", "target", "GB/s", "faster than torch"), rows)
+    if not only:
+        _beside_kernels(size)
     return [{field.name: getattr(r, field.name) for field in fields(r)} for r in results]
+
+
+def _beside_kernels(size: int) -> None:
+    """What else kernels must be: light on memory, and out of the training thread's way."""
+    from thinwire.bench import kernels as module
+
+    rows = [(m.name, f"{m.temporary_bytes / 2**20:.1f} MiB") for m in module.peak_memory(size)]
+    title = f"peak memory of a step beside residual and gradient ({4 * size / 2**20:.0f} MiB each)"
+    _table(title, ("", "more than before"), rows)
+    beside = module.backward_overlap(size)
+    rows = [
+        ("alone", f"{beside.alone_ms:.2f} ms"),
+        ("while another thread runs kernels", f"{beside.beside_kernels_ms:.2f} ms"),
+        ("while another thread runs Python", f"{beside.beside_python_ms:.2f} ms"),
+    ]
+    _table("a small forward and backward pass", ("", "median"), rows)
 
 
 def _methods(size: int, threads: int, chosen: Sequence[str]) -> list[dict[str, Any]]:

@@ -98,6 +98,11 @@ class Exchange(ABC):
         del layout
         return State()
 
+    @property
+    def caution(self) -> str | None:
+        """What a user should know before relying on this configuration; logged when a session begins."""
+        return None
+
     def rule_for(self, slot: Slot) -> Exchange | None:
         """The exchange that a rule of this method names for a tensor, if there is one."""
         del slot

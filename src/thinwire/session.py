@@ -109,6 +109,7 @@ class Session:
         self._reconciled = 0
         self._replicas = Replicas(parameters, optimizer)
         warnings = check_optimizer(exchanges, optimizer)
+        warnings += [exchange.caution for exchange in exchanges if exchange.caution is not None]
         self.wires: list[ProcessGroupWire] = []
         if place is None:
             on_cpu = all(tensor.device.type == "cpu" for tensor in parameters.values())
@@ -327,7 +328,7 @@ class Session:
             self.states.rescale(scale / self.scale)
             self.scale = scale
         for each in self.wires:
-            each.label = f"step {self.step}"
+            each.label = f"step {self.meter.steps}"
         if not self._announced:
             self._before_step = self.meter.total
 

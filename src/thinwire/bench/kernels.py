@@ -348,9 +348,10 @@ class Overlap:
 
 
 def backward_overlap(size: int = DEFAULT_SIZE, seconds: float = 1.0) -> Overlap:
-    """Does backward keep going while a kernel runs? Median times of many small backward passes.
+    """Does training keep going while a kernel runs? Median times of many small forward and backward passes.
 
-    With one core per thread the kernels slow backward only by sharing memory bandwidth.
+    With one core per thread the kernels slow them only by sharing memory bandwidth; a thread that holds the
+    GIL slows them much more, which shows that this measures what it should.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -388,8 +389,7 @@ def _backward_ms(beside: Action | None, seconds: float) -> float:
         times: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            loss = model(data).square().mean()
-            times.append(_seconds(loss.backward))
+            times.append(_seconds(lambda: model(data).square().mean().backward()))
         return 1e3 * statistics.median(times)
     finally:
         stop.set()

@@ -44,7 +44,7 @@ class Threshold(OwnIndices, _WithValue):
     name: ClassVar[str] = "threshold"
 
     def selector(self, ch: Channel) -> Selector:
-        return Above(self.value)
+        return Above(self.value * ch.unit)
 
     def density(self) -> float:
         return 1.0

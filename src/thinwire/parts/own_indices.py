@@ -87,6 +87,13 @@ class OwnIndices(Exchange):
         own = ("finite", "selection", "feedback", "scatter", "indices")
         return own + (() if codec is None else codec.kernel_families)
 
+    @property
+    def caution(self) -> str | None:
+        codec = self._codec()
+        if codec is None or codec.name in PROVEN_CODECS.get((self.name, self.reduce == "gather"), ()):
+            return None
+        return f"{self}: values coded by {codec.name} have not passed the convergence law with {self.name}"
+
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
 
@@ -224,6 +231,17 @@ class OwnIndices(Exchange):
         return value_codec(self.name, self.values)
 
 
+# Composable is not convergent. These pairs pass the law (tests/laws); the flag says whether only in a gather.
+PROVEN_CODECS: dict[tuple[str, bool], tuple[str, ...]] = {
+    ("topk", False): ("qsgd", "natural", "efsign", "onebit"),
+    ("topk", True): ("qsgd", "natural", "efsign", "onebit", "terngrad"),
+    ("gaussiank", False): ("qsgd", "onebit"),
+    ("gaussiank", True): ("qsgd", "onebit"),
+    ("threshold", False): ("qsgd",),
+    ("threshold", True): ("qsgd",),
+    ("dgc", False): ("qsgd",),
+    ("dgc", True): ("qsgd",),
+}
 COUNT_BYTES = 4
 # What one more piece costs beside its entries: a header, a table of lengths, its own length.
 SPLIT_OVERHEAD_BYTES = 48
