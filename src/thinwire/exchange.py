@@ -24,6 +24,7 @@ class Traits:
       (sum of inputs + old errors = size x output + new errors)
     - elementwise: every output coordinate depends on that coordinate only; tensors may be glued together,
       and a non-finite input comes out non-finite by itself
+    - plain: the output is the channel's mean of the input and nothing else
     - memoryless: one mean, no state and no randomness, so there is nothing to settle or to wait for
     - ragged: the payload's length depends on the data
     - even: every rank hands over the same number of bytes at every step; otherwise (a leader in turn,
@@ -38,6 +39,7 @@ class Traits:
     unbiased: bool = False
     conserves: bool = False
     elementwise: bool = False
+    plain: bool = False
     memoryless: bool = False
     ragged: bool = False
     even: bool = True

@@ -8,9 +8,11 @@ everything else thinwire does.
 
 from __future__ import annotations
 
+import torch
+
 from thinwire import wire
 from thinwire.drivers.blocking import finish
-from thinwire.drivers.lanes import Job
+from thinwire.drivers.lanes import Job, Step
 from thinwire.drivers.process_group import ProcessGroupWire
 
 
@@ -38,6 +40,25 @@ class Direct:
             job.done(None)
         except BaseException as error:  # handed to the waiting training loop, whatever it is
             _fail(job, error, broken)
+
+    def mean(
+        self, tensor: torch.Tensor, step: Step, errors: list[BaseException]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """For an exchange that is `plain`: the same without a program. Errors are for the host to raise."""
+        step.enter()
+        broken = self._broken
+        if broken:
+            raise broken[0]
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                step.leave()
+            else:
+                broken.append(error)
+                errors.append(broken[0])
+                step.fail(broken[0])
+
+        return self._wire.sum_of(tensor.mul_(1.0 / self._wire.place.size), done)
 
     def close(self) -> None:
         """Nothing to end: there is no thread."""

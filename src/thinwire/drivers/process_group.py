@@ -43,7 +43,20 @@ class ProcessGroupWire:
         self.meter.count(op.name, tally(op, cost, length, seconds))
         return answer
 
-    def issue(self, op: wire.AllReduce, done: Callable[[BaseException | None], None]) -> None:
+    def sum_of(
+        self, tensor: torch.Tensor, done: Callable[[BaseException | None], None]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Begin a sum in place; the future has the tensor (NaN, if it failed) once `done` has been called."""
+
+        def told(error: BaseException | None) -> torch.Tensor:
+            done(error)
+            return tensor if error is None else tensor.fill_(torch.nan)
+
+        return self.issue(wire.AllReduce(tensor, tensor.numel() * tensor.element_size()), told)
+
+    def issue(
+        self, op: wire.AllReduce, done: Callable[[BaseException | None], Any]
+    ) -> torch.futures.Future[Any]:
         """Begin a sum and return; `done` is called where it ends, which must not issue another.
 
         That is a thread of the group, so nothing that runs there may hold the group (see `direct.py`).
@@ -52,17 +65,16 @@ class ProcessGroupWire:
         liveness, meter, place, label = self._liveness, self.meter, self.place, self.label
         cost_of_this = self._cost_of
 
-        def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
             try:
                 future.value()
             except RuntimeError as error:
-                done(liveness.diagnose(f"{op.name} of {label}", error))
-                return
+                return done(liveness.diagnose(f"{op.name} of {label}", error))
             cost, length = cost_of_this(op, place)
             meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
-            done(None)
+            return done(None)
 
-        cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
+        return cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
 
     def close(self) -> None:
         """Leave the private group; harmless if everything has been destroyed already.

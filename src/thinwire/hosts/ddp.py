@@ -181,6 +181,7 @@ class _DdpHost:
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._errors: list[BaseException] = []
         self._in_backward = False
+        self._plain = session.method.traits.plain
         self._whole_model = session.method.traits.scope == "model"
         self._next_lane = 0
 
@@ -202,14 +203,12 @@ class _DdpHost:
 
     def _take(self, step: Step, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         view, last = self._view(bucket), bucket.is_last()
-        future = future_for(view.x.device)
-        if self._whole_model:
-            self._held.append((view, future))
-            if last:
-                held, self._held = self._held, []
-                self._submit(step, held)
+        lanes = self.lanes
+        if self._plain and self._in_backward and isinstance(lanes, Direct):
+            future = lanes.mean(view.out, step, self._errors)
         else:
-            self._submit(step, [(view, future)])
+            future = future_for(view.x.device)
+            self._hand_over(step, view, future, last)
         if last:
             self._step = None
             step.close()
@@ -218,6 +217,17 @@ class _DdpHost:
         # Only a callback's exception is a failure to DDP; it takes the one that `set_exception` leaves in a
         # future for a gradient.
         return future if self._in_backward else future.then(_value)
+
+    def _hand_over(
+        self, step: Step, view: View, future: "torch.futures.Future[torch.Tensor]", last: bool
+    ) -> None:
+        if self._whole_model:
+            self._held.append((view, future))
+            if last:
+                held, self._held = self._held, []
+                self._submit(step, held)
+        else:
+            self._submit(step, [(view, future)])
 
     def _submit(self, step: Step, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]) -> None:
         errors, in_backward = self._errors, self._in_backward

@@ -23,7 +23,7 @@ class Dense(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(unbiased=True, conserves=True, elementwise=True, memoryless=True)
+        return Traits(unbiased=True, conserves=True, elementwise=True, plain=True, memoryless=True)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         await ch.mean(x, out)

@@ -11,6 +11,7 @@ from thinwire import checks, kernels
 from thinwire.channel import Channel
 from thinwire.exchange import Exchange, State, Traits, replicated, residual
 from thinwire.layout import Layout, Slot
+from thinwire.parts.memories import DenseMemory
 
 
 @dataclass
@@ -68,7 +69,7 @@ class PowerSGD(Exchange):
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        return ("finite",) if self.start_after else ()
+        return ("finite", "feedback")
 
     def accepts(self, slot: Slot) -> bool:
         if len(slot.shape) < 2:
@@ -87,15 +88,16 @@ class PowerSGD(Exchange):
             await ch.mean(x, out)
             await ch.settled(kernels.all_finite(out))
             return
-        matrix = (x + state.error if self.feedback else x.float()).view(-1, state.q.shape[0])
-        if self.alternate:
-            await self._one_factor(matrix, out, state, ch)
-        else:
-            await self._both_factors(matrix, out, state, ch)
+        with DenseMemory(state.error, x, out) as memory:
+            if self.alternate:
+                await self._one_factor(memory, out, state, ch)
+            else:
+                await self._both_factors(memory, out, state, ch)
 
     async def _both_factors(
-        self, matrix: torch.Tensor, out: torch.Tensor, state: PowerSGDState, ch: Channel
+        self, memory: DenseMemory, out: torch.Tensor, state: PowerSGDState, ch: Channel
     ) -> None:
+        matrix = memory.total.float().view(-1, state.q.shape[0])
         p = await ch.mean(matrix @ self._start(state.q, ch))
         if not bool(p.isfinite().all()):  # equal on all ranks, so all of them leave out the second round
             await ch.settled(False)
@@ -103,31 +105,30 @@ class PowerSGD(Exchange):
         p = _orthogonal(p)
         mine = matrix.T @ p
         q = await ch.mean(mine)
-        if await ch.settled(bool(q.isfinite().all())):
+        keep = await ch.settled(bool(q.isfinite().all()))
+        if keep:
             state.q.copy_(q)
-            if self.feedback:
-                state.error.copy_((matrix - p @ mine.T).view(-1))
-        out.copy_((p @ q.T).view(-1))
+        _finish(memory.settle(keep), (p, mine.T), (p, q.T), out)
 
     async def _one_factor(
-        self, matrix: torch.Tensor, out: torch.Tensor, state: PowerSGDState, ch: Channel
+        self, memory: DenseMemory, out: torch.Tensor, state: PowerSGDState, ch: Channel
     ) -> None:
+        matrix = memory.total.float().view(-1, state.q.shape[0])
         n, m = matrix.shape
         # The longer factors of all tensors travel in the same steps, so that `payload_bytes` is one step's.
         sends_p = (n >= m) == (ch.step % 2 == 0)
-        if not sends_p:  # the same, of the transposed matrix
-            matrix = matrix.T
         sent, used = (state.p, state.q) if sends_p else (state.q, state.p)
         basis = _orthogonal(self._start(used, ch))
-        mine = matrix @ basis
+        mine = (matrix if sends_p else matrix.T) @ basis
         factor = await ch.mean(mine)
-        if await ch.settled(bool(factor.isfinite().all())):
+        keep = await ch.settled(bool(factor.isfinite().all()))
+        if keep:
             sent.copy_(factor)
-            if self.feedback:
-                error = matrix - mine @ basis.T
-                state.error.copy_((error if sends_p else error.T).reshape(-1))
-        product = factor @ basis.T
-        out.copy_((product if sends_p else product.T).reshape(-1))
+        error = memory.settle(keep)
+        if sends_p:
+            _finish(error, (mine, basis.T), (factor, basis.T), out)
+        else:
+            _finish(error, (basis, mine.T), (basis, factor.T), out)
 
     def _start(self, factor: torch.Tensor, ch: Channel) -> torch.Tensor:
         """The last step's factor, or a random one, equal on all ranks."""
@@ -147,6 +148,22 @@ class PowerSGD(Exchange):
         n = slot.shape[0] if slot.shape else 1
         m = slot.numel // n if n else 0
         return n, m, min(self.rank, n, m)
+
+
+def _finish(
+    error: torch.Tensor | None,
+    mine: tuple[torch.Tensor, torch.Tensor],
+    mean: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    """error -= the product of this rank's factors;  out = the product of the mean ones."""
+    shape = (mine[0].shape[0], mine[1].shape[1])
+    if error is not None:
+        error.view(shape).addmm_(*mine, alpha=-1)
+    if out.dtype == torch.float32:
+        torch.mm(*mean, out=out.view(shape))
+    else:
+        out.copy_((mean[0] @ mean[1]).view(-1))
 
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
