@@ -77,8 +77,9 @@ def _measure(case: Case, size: int, repeats: int) -> Row:
     copies: list[float] = []
     times: list[float] = []
     for _ in range(repeats):
+        _steady(lambda: target.copy_(source), _nothing)
         copies.append(_seconds(lambda: target.copy_(source)))
-        reset()
+        _steady(action, reset)
         times.append(_seconds(action))
     seconds = statistics.median(times)
     return Row(
@@ -88,6 +89,19 @@ def _measure(case: Case, size: int, repeats: int) -> Row:
         reference_ratio=_reference_ratio(case, min(size, REFERENCE_SIZE)),
         target=case.target,
     )
+
+
+def _steady(action: Action, reset: Action) -> None:
+    """Everything ready for one measured run.
+
+    torch's OpenMP threads spin for a while after an operation, on the cores that the next one needs, and a
+    core that has slept takes a while to wake: with several threads, wait, then run once unmeasured.
+    """
+    reset()
+    if torch.get_num_threads() > 1:
+        time.sleep(0.01)
+        action()
+        reset()
 
 
 def _reference_ratio(case: Case, size: int) -> float:
