@@ -101,9 +101,9 @@ def _train(worker: Worker, method: str, steps: int, seed: int) -> dict[str, floa
 
     images, labels, test_images, test_labels = load()
     model = DistributedDataParallel(network(seed))
-    session = attach(model, method)
     # Without momentum: what random selections hold back comes in bursts, which momentum makes worse.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    session = attach(model, method, optimizer=optimizer)
     order = torch.Generator().manual_seed(1 + seed)
     loss = torch.zeros(())
     for step in range(steps):

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from thinwire import wire
 from thinwire.channel import Program
-
-
-def drive(program: Coroutine[Any, Any, Any], execute: Callable[[Any], object]) -> Any:
-    """Answer every request of `program` with `execute` until it returns; errors surface inside it."""
-    try:
-        request = program.send(None)
-        while True:
-            try:
-                answer = execute(request)
-            except BaseException as error:
-                request = program.throw(error)
-            else:
-                request = program.send(answer)
-    except StopIteration as done:
-        return done.value
-    finally:
-        program.close()
 
 
 def drive_until_settled(program: Program, execute: Callable[[wire.Primitive], object]) -> wire.Settle | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -24,7 +25,23 @@ class Residual(State):
         return Residual(torch.zeros(layout.numel if wanted else 0, device=layout.device))
 
 
-class SparseMemory:
+class _Undone:
+    """A run that ends without having been settled, by an exception, is undone."""
+
+    _open: bool
+
+    @abstractmethod
+    def settle(self, keep: bool) -> object: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._open:
+            self.settle(False)
+
+
+class SparseMemory(_Undone):
     """Takes entries out of error + gradient during one run.
 
     Where `out` can hold it, the old error is parked there while the run lasts: nothing as large as the
@@ -65,17 +82,8 @@ class SparseMemory:
         if keep and unsent is not None:
             self._error[self.indices.long()] += unsent
 
-    def __enter__(self) -> SparseMemory:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._open:
-            self.settle(False)
-
-
-class DenseMemory:
+class DenseMemory(_Undone):
     """error + gradient as one tensor during one run, for methods that code every entry.
 
     Like `SparseMemory`, it parks the old error in `out` where it can; `total` is then the error itself.
@@ -107,12 +115,3 @@ class DenseMemory:
         if not self._parked:
             self._error.copy_(self.total)
         return self._error
-
-    def __enter__(self) -> DenseMemory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._open:
-            self.settle(False)
