@@ -328,7 +328,10 @@ def _scale(workers: str, size: int, chosen: Sequence[str]) -> list[dict[str, Any
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:  # a file or a pipe has room for the whole table
+        console.width = 140
+    return console
 
 
 @contextmanager
