@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import thinwire
-from tests.hosts.common import mlp, square_loss, wrap
+from tests.hosts.common import loaded_together, mlp, square_loss, wrap
 from thinwire.launch import Outcome, Worker, start_local
 from thinwire.liveness import GRACE_SECONDS
 
@@ -101,6 +101,7 @@ HOSTS = {
 
 
 def one_misbehaves(worker: Worker, host: str, method: str, how: str, culprit: int) -> Caught | None:
+    loaded_together(worker, method)
     step, detach = HOSTS[host](worker, method)
     for number in range(BAD_STEP):
         step(number)
@@ -161,6 +162,7 @@ def test_a_rank_that_comes_too_late_is_told_so(outcomes: dict) -> None:
 
 def store_host_gone(worker: Worker, how: str) -> tuple[Caught | None, int]:
     """As with torchrun's default or `tcp://`: rank 0 keeps the store."""
+    loaded_together(worker, "topk(ratio=0.1)")
     pids = [torch.zeros(1, dtype=torch.int64) for _ in range(worker.size)]
     dist.all_gather(pids, torch.tensor([os.getpid()]))
     port = torch.zeros(1, dtype=torch.int64)
@@ -202,6 +204,7 @@ def test_the_host_of_the_store_dies_or_stops(how: str) -> None:
 
 
 def nobody_catches(worker: Worker) -> None:
+    loaded_together(worker, "topk(ratio=0.1)")
     step, _ = ddp_step(worker, "topk(ratio=0.1)", True)
     for number in range(BAD_STEP):
         step(number)
@@ -249,6 +252,7 @@ class Lookup(nn.Module):
 
 
 def sparse_gradient(worker: Worker) -> Caught | None:
+    loaded_together(worker, "topk(ratio=0.1)")
     model = wrap(Lookup())
     session = thinwire.attach(model, "topk(ratio=0.1)")
     indices = torch.tensor([1, 2, worker.rank])
@@ -256,6 +260,7 @@ def sparse_gradient(worker: Worker) -> Caught | None:
 
 
 def hook_raises_on_one_rank(worker: Worker) -> Caught | None:
+    loaded_together(worker, "topk(ratio=0.1)")
     model = wrap(mlp())
     session = thinwire.attach(model, "topk(ratio=0.1)")
     square_loss(model, worker.rank, 0).backward()

@@ -1,6 +1,7 @@
 """Small models, their data, and training loops with and without DDP, for worker processes."""
 
 import copy
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
@@ -10,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.launch import Worker
+from thinwire.preparation import prepare_for
 
 WIDTH = 40
 MANY = 0.005  # megabytes a bucket: about one layer of `mlp` each
@@ -133,3 +135,15 @@ def assert_same_everywhere(per_rank: list[dict[str, torch.Tensor]], within: floa
             if f"{label} reference" in results:
                 difference = float((results[label] - results[f"{label} reference"]).abs().max())
                 assert difference <= within, f"{label}: rank {rank} is {difference} away from the reference"
+
+
+def loaded_together(worker: Worker, method: str) -> None:
+    """Load the method's kernels and wait for the other ranks, however long that takes.
+
+    Tests with a short timeout of the group begin with this: a loaded machine may need seconds for it.
+    """
+    prepare_for([thinwire.parse(method)], loud=False)
+    store = torch.distributed.distributed_c10d._get_default_store()
+    store.add("loaded", 1)
+    while store.add("loaded", 0) < worker.size:
+        time.sleep(0.02)
