@@ -349,16 +349,12 @@ def _status(field: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A backward pass in one thread while another runs kernels without pause."""
+    """A forward and backward pass in one thread while another runs kernels without pause."""
 
     alone_ms: float
     beside_kernels_ms: float
     beside_python_ms: float
     """The control: the same beside a Python loop, which holds the interpreter lock."""
-
-    @property
-    def slowdown(self) -> float:
-        return self.beside_kernels_ms / self.alone_ms
 
 
 def backward_overlap(size: int = DEFAULT_SIZE, seconds: float = 1.0) -> Overlap:
