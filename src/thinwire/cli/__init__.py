@@ -1,0 +1,29 @@
+"""The `thinwire` command: every command is a module of this package."""
+
+import typer
+
+from thinwire.cli.bench import bench
+from thinwire.cli.demo import demo
+from thinwire.cli.methods import methods
+from thinwire.cli.reproduce import reproduce
+
+HELP = "Train PyTorch models over thin wires: the same accuracy for a small part of the bytes."
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(help=HELP)
+def main() -> None:
+    """What all commands have in common: nothing yet."""
+
+
+app.command()(demo)
+app.command()(methods)
+app.add_typer(bench, name="bench")
+app.command()(reproduce)

@@ -1,0 +1,77 @@
+"""How commands show things: tables, progress bars, errors, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thinwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON, too.")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method", "-m", help='Such as "topk(ratio=0.01)"; may be given several times. Default: all.'
+    ),
+]
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:  # a file or a pipe has room for the whole table
+        console.width = 140
+    return console
+
+
+@contextmanager
+def errors() -> Generator[None, None, None]:
+    """A mistake in what was asked for is one line and exit code 2, not a traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        typer.echo(f"thinwire: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def progress(total: int | None) -> Generator[Callable[..., None], None, None]:
+    """Gives `advance(description, count, total=None)`; the bar goes to the terminal's error output."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def advance(description: str, count: int, new_total: int | None = None) -> None:
+            bar.update(task, description=description, advance=count, total=new_total or total)
+
+        yield advance
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, name in enumerate(header):
+        # Figures are never cut; a long method string is folded instead.
+        figure = numbers and number > 0
+        table.add_column(name, justify="right" if figure else "left", no_wrap=figure, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def save(path: Path | None, record: object) -> None:
+    if path is not None:
+        path.write_text(json.dumps(record, indent=2) + "\n")

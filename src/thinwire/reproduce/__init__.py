@@ -1,0 +1,23 @@
+"""The papers' central claims, run again at a size that a laptop can do: `thinwire reproduce NAME`."""
+
+from __future__ import annotations
+
+import importlib
+
+from thinwire.errors import ConfigError
+from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
+
+__all__ = ["Claim", "Context", "Outcome", "Reproduction", "find", "names"]
+
+# In the order of docs/reproductions.md. Each module of this package has a REPRODUCTION.
+NAMES: tuple[str, ...] = ()
+
+
+def names() -> tuple[str, ...]:
+    return NAMES
+
+
+def find(name: str) -> Reproduction:
+    if name not in NAMES:
+        raise ConfigError(f"there is no reproduction {name!r}; there are: {', '.join((*NAMES, 'all'))}")
+    return importlib.import_module(f"thinwire.reproduce.{name}").REPRODUCTION

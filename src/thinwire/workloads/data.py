@@ -1,0 +1,212 @@
+"""Datasets: the digits that come with scikit-learn, and files of others that a user has.
+
+    load("digits")    load("mnist:DIR")    load("cifar10:DIR")    load("text:FILE")
+
+Nothing in a file is believed before it is checked: a file that does not fit is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from thinwire.errors import ConfigError
+
+CONTEXT = 64
+"""Characters of text that a model sees at once."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs and targets for training and for the test.
+
+    For images: float inputs of one shape (channels, height, width), integer labels. For text: rows of
+    `CONTEXT` symbols, and the same rows one symbol later.
+    """
+
+    name: str
+    kind: Literal["images", "text"]
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[rows], self.targets[rows]
+
+
+def load(spec: str) -> Dataset:
+    """The dataset of a specification like `digits` or `mnist:DIR`."""
+    name, colon, place = spec.partition(":")
+    if name == "digits" and not colon:
+        return digits()
+    readers: dict[str, Callable[[Path], Dataset]] = {"mnist": mnist, "cifar10": cifar10, "text": text}
+    if name not in readers or not place:
+        raise ConfigError(f"data is digits, mnist:DIR, cifar10:DIR or text:FILE, not {spec!r}")
+    return readers[name](Path(place))
+
+
+def digits() -> Dataset:
+    """1,797 images of 8 x 8 pixels; every fifth is for the test."""
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise ConfigError("the digits come with scikit-learn: pip install 'thinwire[demo]'") from None
+    found = cast(Any, datasets).load_digits()
+    images = torch.tensor(found.data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    labels = torch.tensor(found.target)
+    test = torch.arange(len(images)) % 5 == 0
+    return Dataset("digits", "images", images[~test], labels[~test], images[test], labels[test], 10)
+
+
+def mnist(folder: Path) -> Dataset:
+    """The four official files, gzipped or not; 60,000 + 10,000 images of 28 x 28."""
+    parts: list[torch.Tensor] = []
+    for part in ("train", "t10k"):
+        images = _idx(folder, f"{part}-images-idx3-ubyte", 3)
+        labels = _idx(folder, f"{part}-labels-idx1-ubyte", 1)
+        if len(images) != len(labels):
+            raise ConfigError(f"{folder}: {len(images)} {part} images have {len(labels)} labels")
+        scaled = (images[:, None].astype(np.float32) / 255 - 0.1307) / 0.3081
+        parts += [torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64))]
+    return Dataset("mnist", "images", *parts, classes=10)
+
+
+def _idx(folder: Path, name: str, dimensions: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    raw = _read(folder, name)
+    begin = 4 + 4 * dimensions
+    if len(raw) < begin or raw[:4] != bytes((0, 0, 8, dimensions)):
+        raise ConfigError(f"{folder / name}: not an IDX file of {dimensions} dimensions of bytes")
+    shape = struct.unpack(f">{dimensions}I", raw[4:begin])
+    found = np.frombuffer(raw, np.uint8, offset=begin)
+    if found.size != int(np.prod(shape, dtype=np.int64)):
+        raise ConfigError(f"{folder / name}: {found.size} bytes for a shape of {shape}")
+    return found.reshape(shape)
+
+
+def cifar10(folder: Path) -> Dataset:
+    """`data_batch_*.npz` and `test_batch.npz` with `images` (uint8, NHWC) and `labels`."""
+    batches = sorted(folder.glob("data_batch_*.npz"))
+    if not batches:
+        raise ConfigError(f"{folder}: there is no data_batch_1.npz")
+    train = [_images(path) for path in batches]
+    test_images, test_labels = _images(folder / "test_batch.npz")
+    return Dataset(
+        "cifar10",
+        "images",
+        torch.cat([images for images, _ in train]),
+        torch.cat([labels for _, labels in train]),
+        test_images,
+        test_labels,
+        classes=10,
+    )
+
+
+def _images(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    arrays = _npz(path, ("images", "labels"))
+    images, labels = arrays["images"], arrays["labels"]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
+        raise ConfigError(
+            f"{path}: images must be uint8 of n x 32 x 32 x 3, not {images.dtype} {images.shape}"
+        )
+    if labels.shape != (len(images),) or labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
+        raise ConfigError(f"{path}: labels must be one number from 0 to 9 for each image")
+    mean, deviation = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    scaled = (images.astype(np.float32) / 255 - np.float32(mean)) / np.float32(deviation)
+    return torch.from_numpy(scaled).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(
+        labels.astype(np.int64)
+    )
+
+
+def text(path: Path) -> Dataset:
+    """A text, plain or compressed (.xz, .gz, .bz2), character by character; the last tenth is for the test."""
+    raw = _read(path.parent, path.name)
+    try:
+        content = raw.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text in UTF-8") from None
+    alphabet = sorted(set(content))
+    if len(content) < 20 * CONTEXT:
+        raise ConfigError(f"{path}: a text of {20 * CONTEXT} characters or more is needed")
+    code = {symbol: number for number, symbol in enumerate(alphabet)}
+    symbols = torch.tensor([code[symbol] for symbol in content])
+    cut = len(symbols) * 9 // 10
+    train, test = _rows(symbols[:cut]), _rows(symbols[cut:])
+    return Dataset("text", "text", *train, *test, classes=len(alphabet))
+
+
+def _rows(symbols: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    count = (len(symbols) - 1) // CONTEXT
+    inputs = symbols[: count * CONTEXT].view(count, CONTEXT)
+    return inputs, symbols[1 : count * CONTEXT + 1].view(count, CONTEXT)
+
+
+def lag(data: Path, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """One of the six sets of the LAG paper: features and labels, as its authors scaled them."""
+    arrays = _npz(data / "lag" / f"{name}.npz", ("X", "y"))
+    return arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+
+
+def svmlight(data: Path, name: str, features: int | None = None) -> tuple[Any, np.ndarray[Any, Any]]:
+    """A sparse set of the LIBSVM collection: a scipy CSR matrix, and labels of -1 and +1."""
+    try:
+        from sklearn.datasets import load_svmlight_file
+    except ImportError:
+        raise ConfigError("svmlight files are read by scikit-learn: pip install 'thinwire[demo]'") from None
+    path = _find(data / "libsvm", name)
+    matrix, labels = cast(Any, load_svmlight_file)(str(path), n_features=features)
+    low, high = labels.min(), labels.max()
+    if len(np.unique(labels)) != 2:
+        raise ConfigError(f"{path}: labels of two classes are needed")
+    return matrix.tocsr(), np.where(labels == high, 1.0, -1.0) if low < high else labels
+
+
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    "": lambda path: path.open("rb"),
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+
+
+def _find(folder: Path, name: str) -> Path:
+    for suffix in _OPENERS:
+        path = folder / f"{name}{suffix}"
+        if path.is_file():
+            return path
+    raise ConfigError(f"there is no file {folder / name} (nor one with .gz, .bz2 or .xz)")
+
+
+def _read(folder: Path, name: str) -> bytes:
+    path = _find(folder, name)
+    opener = _OPENERS.get(path.suffix, _OPENERS[""])
+    try:
+        with opener(path) as file:
+            return file.read()
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _npz(path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]]:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {key: found[key] for key in keys}
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: not an npz file with {' and '.join(keys)}: {error}") from None
