@@ -126,15 +126,16 @@ def _images(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
         )
     if labels.shape != (len(images),) or labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
         raise ConfigError(f"{path}: labels must be one number from 0 to 9 for each image")
-    mean, deviation = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    scaled = (images.astype(np.float32) / 255 - np.float32(mean)) / np.float32(deviation)
+    mean = np.array((0.4914, 0.4822, 0.4465), np.float32)
+    deviation = np.array((0.2470, 0.2435, 0.2616), np.float32)
+    scaled = (images.astype(np.float32) / 255 - mean) / deviation
     return torch.from_numpy(scaled).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(
         labels.astype(np.int64)
     )
 
 
 def text(path: Path) -> Dataset:
-    """A text, plain or compressed (.xz, .gz, .bz2), character by character; the last tenth is for the test."""
+    """A text, plain or compressed (.xz, .gz, .bz2), character by character; the last tenth is the test."""
     raw = _read(path.parent, path.name)
     try:
         content = raw.decode()
@@ -165,11 +166,11 @@ def lag(data: Path, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
 def svmlight(data: Path, name: str, features: int | None = None) -> tuple[Any, np.ndarray[Any, Any]]:
     """A sparse set of the LIBSVM collection: a scipy CSR matrix, and labels of -1 and +1."""
     try:
-        from sklearn.datasets import load_svmlight_file
+        from sklearn import datasets
     except ImportError:
         raise ConfigError("svmlight files are read by scikit-learn: pip install 'thinwire[demo]'") from None
     path = _find(data / "libsvm", name)
-    matrix, labels = cast(Any, load_svmlight_file)(str(path), n_features=features)
+    matrix, labels = cast(Any, datasets).load_svmlight_file(str(path), n_features=features)
     low, high = labels.min(), labels.max()
     if len(np.unique(labels)) != 2:
         raise ConfigError(f"{path}: labels of two classes are needed")
