@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from thinwire.channel import Channel
+from thinwire.configured import Configured
 from thinwire.layout import Layout, Slot
 
 Scope = Literal["tensor", "bucket", "model"]
@@ -77,14 +78,12 @@ class State:
 
 
 @dataclass(frozen=True)
-class Exchange(ABC):
+class Exchange(Configured, ABC):
     """A method: a frozen configuration that can run.
 
     Subclasses are frozen dataclasses with validated fields; method strings, JSON, command-line flags and
     `repr` come from the fields.
     """
-
-    name: ClassVar[str]
 
     @property
     @abstractmethod
@@ -148,15 +147,3 @@ class Exchange(ABC):
         """What this rank still owes the mean, per coordinate and in the gradient's unit."""
         owed = list(cast(State, state).tensors("residual").values())
         return sum(owed[1:], owed[0]) if owed and owed[0].numel() else None
-
-    def options(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    def __str__(self) -> str:
-        """The method string: the main option and those that differ from their default."""
-        told = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for number, f in enumerate(fields(self))
-            if (number == 0 and f.metadata.get("main", True)) or getattr(self, f.name) != f.default
-        ]
-        return f"{self.name}({', '.join(told)})" if told else self.name

@@ -19,7 +19,7 @@ from thinwire.exchange import Exchange, State
 from thinwire.groups import private_groups
 from thinwire.handshake import agree
 from thinwire.layout import Layout, Slot
-from thinwire.meter import Meter, Tally
+from thinwire.meter import Meter, Tally, Worked
 from thinwire.notices import tell, warn
 from thinwire.optimizers import check_optimizer
 from thinwire.plan import Group, View, plan
@@ -154,15 +154,22 @@ class Session:
         """What an uncompressed step's payload would be."""
         return sum(slot.numel * dtype.itemsize for slot, dtype in self._tensors.values())
 
-    def payload_bytes(self) -> int | None:
+    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
         """A step's payload, frame headers apart, if it does not depend on the data.
 
-        For the model as one bucket: where a method works bucket by bucket, DDP's buckets may differ.
+        For these layouts, or for the model as one bucket: where a method works bucket by bucket, DDP's
+        buckets may differ.
         """
-        layouts = [self._layout(name, torch.device("cpu")) for name in self._tensors]
-        groups = plan(layouts, self.route, self._position)
+        asked = list(layouts or (self._layout(name, torch.device("cpu")) for name in self._tensors))
+        groups = plan(asked, self.route, self._position)
         promised = [group.exchange.payload_bytes(group.layout, self.place.size) for group in groups]
         return None if None in promised else sum(cast("list[int]", promised))
+
+    def remember(self, layouts: Sequence[Layout]) -> None:
+        """Make the states of these layouts now, instead of at their first exchange."""
+        for group in self._plan(list(layouts))[0]:
+            if not group.traits.memoryless:
+                self._state(group.exchange, group.layout)
 
     def layout(self, names: Sequence[str], device: torch.device) -> Layout:
         """The layout of these parameters one after the other in one buffer."""
@@ -228,7 +235,7 @@ class Session:
 
     def program(self, views: Sequence[View]) -> Program:
         """What one rank does to average these views: a coroutine for a driver."""
-        return self._program(views)
+        return Worked(self._program(views), self.meter)
 
     async def _program(self, views: Sequence[View]) -> None:
         groups, context = self._plan([view.layout for view in views])
