@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+import time
+from collections.abc import Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Asked = TypeVar("Asked")
 
 
 class Tally(NamedTuple):
@@ -35,10 +39,13 @@ class Meter:
     - `sent_bytes`, `received_bytes`: what this rank's network interface carries for it, TCP/IP headers
       excepted, by the algorithms the backend really uses and, on gloo, with its control messages (see
       `costs.py`);
-    - `rounds`: collectives issued one after the other; `steps`: averaged steps, skipped ones included.
+    - `rounds`: collectives issued one after the other; `steps`: averaged steps, skipped ones included;
+    - `work_seconds`: what the methods themselves took, from being handed a tensor to its result, without
+      the time in operations.
     """
 
     steps: int = 0
+    work_seconds: float = 0.0
     by_operation: dict[str, Tally] = field(default_factory=dict[str, Tally])
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -50,9 +57,14 @@ class Meter:
         with self._lock:
             self.steps += 1
 
+    def count_work(self, seconds: float) -> None:
+        with self._lock:
+            self.work_seconds += seconds
+
     def reset(self) -> None:
         with self._lock:
             self.steps = 0
+            self.work_seconds = 0.0
             self.by_operation.clear()
 
     @property
@@ -83,3 +95,27 @@ class Meter:
     @property
     def seconds(self) -> float:
         return self.total.seconds
+
+
+class Worked(Coroutine[Asked, Any, None]):
+    """A program whose own time is counted: what passes between an answer and the next question."""
+
+    def __init__(self, program: Coroutine[Asked, Any, None], meter: Meter) -> None:
+        self._program = program
+        self._meter = meter
+
+    def send(self, value: Any, /) -> Asked:
+        begin = time.perf_counter()
+        try:
+            return self._program.send(value)
+        finally:
+            self._meter.count_work(time.perf_counter() - begin)
+
+    def throw(self, *error: Any) -> Asked:
+        return self._program.throw(*error)
+
+    def close(self) -> None:
+        self._program.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._program.__await__()
