@@ -14,13 +14,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """A rank's connection: seconds per message and bytes per second, the same in both directions."""
+    """A rank's connection: seconds per message, and bytes per second in each direction.
+
+    Args:
+        latency: seconds from a message's end to its arrival.
+        bandwidth: what it sends, and unless `down` says otherwise receives, in bytes per second.
+        down: what it receives, in bytes per second.
+        jitter: how far, in seconds, a message's latency may be off, earlier or later.
+    """
 
     latency: float = 50e-6
     bandwidth: float = 125e6
+    down: float | None = None
+    jitter: float = 0.0
+
+    @property
+    def up_bandwidth(self) -> float:
+        return self.bandwidth
+
+    @property
+    def down_bandwidth(self) -> float:
+        return self.bandwidth if self.down is None else self.down
 
     def seconds(self, messages: int, data_bytes: float) -> float:
-        return messages * self.latency + data_bytes / self.bandwidth
+        """For as many bytes in both directions at once."""
+        return messages * self.latency + data_bytes / min(self.up_bandwidth, self.down_bandwidth)
+
+    def transfer_seconds(self, cost: Cost) -> float:
+        """How long this share of a collective keeps the link busy, latency apart."""
+        return max(cost.sent / self.up_bandwidth, cost.received / self.down_bandwidth)
+
+    def seconds_for(self, cost: Cost) -> float:
+        return cost.hops * self.latency + self.transfer_seconds(cost)
 
 
 @dataclass(frozen=True)
@@ -31,15 +56,13 @@ class Cost:
     received: int
     hops: int
 
-    @property
-    def busiest(self) -> int:
-        return max(self.sent, self.received)
-
 
 # What gloo's TCP transport adds to a message, by the kernel's counters (tests/test_kernel_bytes.py): the
 # sender announces it, the receiver calls for it, and it comes behind a preamble; 48 bytes each.
 GLOO_CONTROL = 48
 GLOO_SEGMENT = 2**20
+# Bytes on an Ethernet with frames of 1,500 bytes for each byte that TCP carries.
+TCP_FRAMING = 1514 / 1448
 
 
 def with_gloo_control(cost: Cost, sent: int, received: int) -> Cost:
@@ -111,3 +134,22 @@ def cheapest_ragged_gather(sizes: Sequence[int], link: Link) -> str:
     if seconds["broadcast"] < seconds["padded"]:
         return "broadcast"
     return "direct" if wasted * (size - 1) > 1024 * size else "padded"
+
+
+def cheapest_upload(uploaders: int, size: int, coded: int, summed: int, dense: int | None) -> str:
+    """How the uploads of some ranks reach all: "nothing", "broadcast", "star" or "mean".
+
+    A pure function of how many upload, hence equal on every rank. What counts are the bytes that the
+    busiest rank receives, then the rounds. Broadcasts: every upload (`coded` bytes). A star: the first
+    uploader receives the others' and broadcasts the sum (`summed` bytes). A mean: an all-reduce of `dense`
+    bytes, if it may be used.
+    """
+    if not uploaders:
+        return "nothing"
+    received = {
+        "broadcast": (uploaders * coded, uploaders),
+        "star": (max((uploaders - 1) * coded, summed), 2),
+    }
+    if dense is not None:
+        received["mean"] = (all_reduce(size, dense).received, 1)
+    return min(received, key=lambda transport: received[transport])

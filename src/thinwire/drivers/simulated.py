@@ -43,6 +43,6 @@ class Simulated(Lockstep):
         for place, link, op in zip(self.places, self.links, ops, strict=True):
             if not isinstance(op, wire.Settle):
                 cost, _ = cost_of(op, place)
-                seconds = max(seconds, link.seconds(cost.hops, cost.busiest))
+                seconds = max(seconds, link.seconds_for(cost))
         self.clocks = [begin + seconds] * len(self.clocks)
         return seconds
