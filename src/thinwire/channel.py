@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -57,11 +57,18 @@ class _Scatter:
 
 
 @dataclass(frozen=True)
+class _Collect:
+    parts: tuple[torch.Tensor, ...]
+    root: int
+    senders: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class _Settle:
     finite: bool
 
 
-_Request = _Mean | _Gather | _Broadcast | _Scatter | _Settle
+_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Settle
 
 
 class _Ask:
@@ -74,16 +81,39 @@ class _Ask:
         return (yield self._request)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a session can tell beside the gradient, flat and in its order: see `Session.same_batch`.
+
+    - stale: the gradient on the same data at the parameters of this rank's last upload, if there is one
+    - parameters: makes a flat copy of the parameters as they are now
+    """
+
+    stale: torch.Tensor | None = None
+    parameters: Callable[[], torch.Tensor] | None = None
+
+
 class Channel:
     """One exchange's view of the network during one step."""
 
     def __init__(
-        self, place: Place, *, step: int, seed: int, key: str, device: torch.device, unit: float = 1.0
+        self,
+        place: Place,
+        *,
+        step: int,
+        seed: int,
+        key: str,
+        device: torch.device,
+        unit: float = 1.0,
+        rate: float = 1.0,
+        beside: Beside | None = None,
     ) -> None:
         self.rank = place.rank
         self.size = place.size
         self.step = step
         self.unit = unit  # what gradients are multiplied by: the loss scale
+        self.rate = rate  # the learning rate that the output will be multiplied by; 1 if nobody knows
+        self.beside = beside or Beside()
         self.finite: bool | None = None
         self._seed = seed
         self._key = key
@@ -116,6 +146,17 @@ class Channel:
         if len(pieces) != self.size:
             raise ThinwireError(f"scatter needs one piece per rank: {self.size}, not {len(pieces)}")
         request = _Scatter(tuple(tuple(piece) for piece in pieces), ragged)
+        return cast("list[list[torch.Tensor]]", await _Ask(request))
+
+    async def collect(
+        self, parts: Sequence[torch.Tensor], root: int, senders: Sequence[int]
+    ) -> list[list[torch.Tensor]]:
+        """At `root` the senders' parts, in the order of `senders`, each part flat; nothing elsewhere.
+
+        `root` and `senders` must be equal on all ranks. Those that send nothing, and `root`, pass tensors
+        of the same sizes and dtypes.
+        """
+        request = _Collect(tuple(parts), root, tuple(senders))
         return cast("list[list[torch.Tensor]]", await _Ask(request))
 
     async def settled(self, finite: bool) -> bool:
@@ -225,6 +266,9 @@ class _Rounds:
         for ragged in (False, True):
             alike = {i: r for i, r in scatters.items() if r.ragged is ragged}
             answers |= await self._scatters(alike, ragged)
+        for index, request in asking.items():
+            if isinstance(request, _Collect):
+                answers[index] = await self._collect(request)
         return answers
 
     def _cheap_to_fold(self, mean_bytes: int) -> bool:
@@ -370,6 +414,24 @@ class _Rounds:
             answers[index] = [theirs[position:end] for theirs in received]
             position = end
         return answers
+
+    async def _collect(self, request: _Collect) -> list[list[torch.Tensor]]:
+        """An all-to-all in which only `root` receives: every rank knows all lengths beforehand."""
+        me, parts = self.place.rank, request.parts
+        frame = wire.pack(parts, step=self.step, context=self.context, ragged=False)
+        nothing = frame[:0]
+        senders = [rank for rank in request.senders if rank != request.root]
+        sends = me in senders
+        blocks = [nothing] * self.place.size
+        if sends:
+            blocks[request.root] = frame
+        here = me == request.root
+        lengths = [frame.numel() if here and rank in senders else 0 for rank in range(self.place.size)]
+        payload = wire.parts_bytes(parts) if sends else 0
+        arrived = cast(
+            "list[torch.Tensor]", await _Ask(wire.AllToAll(tuple(blocks), tuple(lengths), payload))
+        )
+        return [self._unpack(arrived[rank], parts, False, rank) for rank in senders] if here else []
 
     async def _lengths_for_me(self, frames: Sequence[torch.Tensor]) -> list[int]:
         """How long the frames are that each rank has for this one: eight bytes to every other rank."""

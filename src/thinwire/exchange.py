@@ -30,6 +30,7 @@ class Traits:
     - ragged: the payload's length depends on the data
     - even: every rank hands over the same number of bytes at every step; otherwise (a leader in turn,
       factors of different lengths) `payload_bytes` is the most that a rank and a step need
+    - plain_steps: counts on steps that are the learning rate times its output
     - owns_momentum: does what the optimizer's momentum does, which must then be off
     - reconcile_every: replicas drift apart, and their parameters are averaged every so many steps
     - rounding: relative error of one sum on the wire
@@ -44,6 +45,7 @@ class Traits:
     memoryless: bool = False
     ragged: bool = False
     even: bool = True
+    plain_steps: bool = False
     owns_momentum: bool = False
     reconcile_every: int | None = None
     rounding: float = 2.0**-24
@@ -65,9 +67,17 @@ def replicated() -> Any:
     return field(metadata={"kind": "replicated"})
 
 
+def own() -> Any:
+    """A state field of this rank alone, not per coordinate of the mean: counters, an old copy of something.
+
+    With another world size it is whatever one of the old ranks had: a method must notice and begin anew.
+    """
+    return field(metadata={"kind": "own"})
+
+
 @dataclass
 class State:
-    """Base of the states: a dataclass of tensors, declared `residual()`, `momentum()` or `replicated()`."""
+    """Base of the states: a dataclass of tensors, each declared by one of the functions above."""
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}
@@ -75,6 +85,10 @@ class State:
     def coordinates(self) -> dict[str, torch.Tensor]:
         """The fields with one number per coordinate: they follow their parameters, by name."""
         return self.tensors("residual") | self.tensors("momentum")
+
+    def by_layout(self) -> dict[str, torch.Tensor]:
+        """The other fields: they belong to the layout as a whole."""
+        return self.tensors("replicated") | self.tensors("own")
 
 
 @dataclass(frozen=True)

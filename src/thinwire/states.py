@@ -17,7 +17,7 @@ Entries = dict[str, dict[str, torch.Tensor]]
 
 @dataclass
 class Kept:
-    """What is remembered: residuals and momenta by parameter, replicated tensors by `Layout.key`."""
+    """What is remembered: residuals and momenta by parameter, all other tensors by `Layout.key`."""
 
     residuals: Entries
     replicated: Entries
@@ -55,7 +55,7 @@ class StateStore:
                 kept = self._loose.residuals.get(slot.name, {}).pop(field, None)
                 if kept is not None:
                     tensor[slot.offset : slot.end] = kept
-        for field, tensor in state.tensors("replicated").items():
+        for field, tensor in state.by_layout().items():
             kept = self._loose.replicated.get(layout.key, {}).pop(field, None)
             if kept is not None:
                 tensor.copy_(kept)
@@ -113,7 +113,7 @@ def _pieces(live: _Live) -> Kept:
             slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in residuals.items()}
             for slot in live.layout.slots
         },
-        {live.layout.key: live.state.tensors("replicated")},
+        {live.layout.key: live.state.by_layout()},
     )
 
 
@@ -139,7 +139,7 @@ def check_entries(
         residuals = expected.coordinates() if name in layouts else {}
         for field, tensor in cast("Mapping[object, object]", fields).items():
             part = kept.residuals if field in residuals else kept.replicated
-            like = (residuals | expected.tensors("replicated")).get(cast(str, field))
+            like = (residuals | expected.by_layout()).get(cast(str, field))
             if like is None:
                 raise StateError(
                     f"the checkpoint remembers {field!r} for {name!r}, which this method does not"
@@ -154,6 +154,9 @@ def check_entries(
                     f"this session needs {_describe(like)}"
                 )
             part.setdefault(name, {})[cast(str, field)] = tensor
+        lacking = expected.by_layout().keys() - kept.replicated.get(name, {}).keys()
+        if name in kept.replicated and lacking:
+            raise StateError(f"the checkpoint lacks {min(lacking)!r} of {name!r}")
     if complete:
         _check_complete(kept, layouts, exchange_for)
     return kept
@@ -169,7 +172,7 @@ def _check_complete(
         state = exchange.init(layout)
         needed = set(state.coordinates()) - set(kept.residuals.get(name, {}))
         if exchange.traits.scope == "tensor" and not exchange.traits.elementwise:
-            needed |= set(state.tensors("replicated")) - set(kept.replicated.get(name, {}))
+            needed |= set(state.by_layout()) - set(kept.replicated.get(name, {}))
         if needed:
             raise StateError(f"the checkpoint lacks {min(needed)!r} of {name!r}")
 
