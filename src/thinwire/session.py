@@ -19,6 +19,7 @@ from thinwire.exchange import Exchange, State
 from thinwire.groups import private_groups
 from thinwire.handshake import agree
 from thinwire.layout import Layout, Slot
+from thinwire.links import Links
 from thinwire.meter import Meter, Tally, Worked
 from thinwire.notices import tell, warn
 from thinwire.optimizers import check_optimizer
@@ -28,6 +29,7 @@ from thinwire.registry import parse
 from thinwire.replicas import Replicas
 from thinwire.router import Router
 from thinwire.states import Kept, StateStore
+from thinwire.throttle import throttle
 
 
 class LossScale(Protocol):
@@ -338,6 +340,17 @@ class Session:
             each.label = f"step {self.meter.steps}"
         if not self._announced:
             self._before_step = self.meter.total
+
+    def throttle(self, links: str | Links, *, seed: int = 0) -> None:
+        """From now on let every operation take as long as on this link; "none" ends it.
+
+        To be called on every rank, between two steps. See `thinwire.links` for the words and
+        `thinwire.throttle` for the model.
+
+            session = thinwire.attach(model, "topk")
+            session.throttle("100mbit,latency=5ms;3:20mbit")
+        """
+        throttle(self, links, seed=seed)
 
     def end_step(self, kept: bool) -> None:
         """Called by the host when every tensor of the step has been averaged; `kept` if all were finite."""

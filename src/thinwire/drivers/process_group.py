@@ -15,6 +15,7 @@ from thinwire import costs, wire
 from thinwire.channel import Place
 from thinwire.liveness import Liveness
 from thinwire.meter import Meter, Tally
+from thinwire.throttle import Courier, Pace, sleep_until
 
 Operation = wire.AllReduce | wire.AllGather | wire.Broadcast | wire.AllToAll
 
@@ -27,6 +28,8 @@ class ProcessGroupWire:
         self.meter = meter
         self.place = Place(group.rank(), group.size())
         self.label = "attach"
+        self.pace: Pace | None = None
+        self._courier: Courier | None = None
         self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
         self._liveness = Liveness(group, session or group.group_name)
 
@@ -36,7 +39,9 @@ class ProcessGroupWire:
             return op.finite
         begin = time.perf_counter()
         try:
+            end = self._meet(op)
             answer, cost, length = self._perform(op)
+            sleep_until(end)
         except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
             raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
         seconds = time.perf_counter() - begin
@@ -61,6 +66,8 @@ class ProcessGroupWire:
 
         That is a thread of the group, so nothing that runs there may hold the group (see `direct.py`).
         """
+        if self.pace is not None:
+            return self._issue_throttled(op, done)
         begin = time.perf_counter()
         liveness, meter, place, label = self._liveness, self.meter, self.place, self.label
         cost_of_this = self._cost_of
@@ -76,12 +83,50 @@ class ProcessGroupWire:
 
         return cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
 
+    def _issue_throttled(
+        self, op: wire.AllReduce, done: Callable[[BaseException | None], Any]
+    ) -> torch.futures.Future[Any]:
+        """The same by threads of the throttle: a thread of the group must not wait for a link."""
+        begin, label = time.perf_counter(), self.label
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def carry_out() -> tuple[float, Callable[[], None]]:
+            try:
+                end = self._meet(op)
+                _, cost, length = self._perform(op)
+            except RuntimeError as error:
+                failure = self._liveness.diagnose(f"{op.name} of {label}", error)
+                return 0.0, lambda: future.set_result(done(failure))
+            except BaseException as error:  # nobody else would hear of it
+                unforeseen = error
+                return 0.0, lambda: future.set_result(done(unforeseen))
+
+            def finish() -> None:
+                self.meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
+                future.set_result(done(None))
+
+            return end, finish
+
+        if self._courier is None:
+            self._courier = Courier()
+        self._courier.send(carry_out)
+        return future
+
+    def _meet(self, op: Operation) -> float:
+        """Under a throttle: wait for all ranks, and say when the operation is over on the link."""
+        if self.pace is None or self.place.size == 1:
+            return 0.0
+        self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]).wait()
+        return self.pace.end_of(shares_of(op, self.place, self._cost_of))
+
     def close(self) -> None:
         """Leave the private group; harmless if everything has been destroyed already.
 
         The group is let go here and by name: this wire may live on in a callback that gloo's own thread
         still holds, and a group whose last reference goes there waits for its own thread and aborts.
         """
+        if self._courier is not None:
+            self._courier.close()
         group = self.group
         del self.group
         if dist.is_initialized():
@@ -157,6 +202,28 @@ def cost_on_gloo(op: Operation, place: Place) -> tuple[costs.Cost, int]:
         case wire.AllToAll():
             sent = received = size - 1
     return costs.with_gloo_control(cost, sent, received), length
+
+
+def shares_of(
+    op: Operation, place: Place, cost: Callable[[Operation, Place], tuple[costs.Cost, int]]
+) -> list[costs.Cost]:
+    """What the operation costs each rank, as far as this one can know.
+
+    In an all-to-all a rank knows only what concerns itself: it takes each other's block for all ranks to be
+    as long as the one for this rank.
+    """
+    mine = cost(op, place)[0]
+    match op:
+        case wire.AllReduce() | wire.AllGather():
+            return [mine] * place.size
+        case wire.Broadcast():
+            return [cost(op, Place(rank, place.size))[0] for rank in range(place.size)]
+        case wire.AllToAll():
+            others = place.size - 1
+            return [
+                mine if rank == place.rank else costs.Cost(others * length, 0, mine.hops)
+                for rank, length in enumerate(op.receive)
+            ]
 
 
 def tally(op: wire.Primitive, cost: costs.Cost, length: int, seconds: float) -> Tally:
