@@ -43,7 +43,7 @@ class Liveness:
                 who = "every rank reports this failure: one came later than the timeout, perhaps this one"
             else:
                 who = f"every rank is alive, but they stopped in different operations: {heard}"
-        cause = _plain(str(error)) or type(error).__name__
+        cause = plain(str(error)) or type(error).__name__
         return PeerError(f"{operation} failed on rank {self._ranks[self._rank]}: {who}. Cause: {cause}")
 
     def _reports(self, operation: str) -> dict[int, str] | None:
@@ -74,7 +74,7 @@ class Liveness:
         return known
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """The first line of a message of gloo's, without the place in its source and the advice behind it."""
     line = text.strip().partition("\n")[0]
     return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).partition(" This is typically")[0].rstrip(". ")
