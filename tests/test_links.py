@@ -7,7 +7,7 @@ import math
 import pytest
 
 from thinwire import ConfigError, Link
-from thinwire.links import UNLIMITED, parse_links
+from thinwire.links import UNLIMITED, parse
 
 
 @pytest.mark.parametrize(
@@ -23,27 +23,27 @@ from thinwire.links import UNLIMITED, parse_links
     ],
 )
 def test_a_link_for_all(text: str, link: Link) -> None:
-    links = parse_links(text)
+    links = parse(text)
     assert links.of(3) == (link,) * 3
     assert not links.lab
     assert links.unlimited is (text == "none")
 
 
 def test_some_ranks_have_links_of_their_own() -> None:
-    base, slow, far, free = parse_links("100mbit,latency=5ms;1:20mbit;2:latency=50ms;3:none").of(4)
+    base, slow, far, free = parse("100mbit,latency=5ms;1:20mbit;2:latency=50ms;3:none").of(4)
     assert base == Link(0.005, 12.5e6)
     assert slow == Link(0.005, 2.5e6)
     assert far == Link(0.05, 12.5e6)
     assert free == UNLIMITED
-    assert parse_links("none;1:20mbit").of(2) == (UNLIMITED, Link(bandwidth=2.5e6))
-    assert parse_links("1gbit;0:latency=1ms").of(1) == (Link(0.001, 125e6),)
+    assert parse("none;1:20mbit").of(2) == (UNLIMITED, Link(bandwidth=2.5e6))
+    assert parse("1gbit;0:latency=1ms").of(1) == (Link(0.001, 125e6),)
 
 
 def test_the_lab() -> None:
-    links = parse_links("lab:100mbit;1:up=20mbit,down=50mbit")
+    links = parse("lab:100mbit;1:up=20mbit,down=50mbit")
     assert links.lab
     assert links.of(2) == (Link(bandwidth=12.5e6), Link(bandwidth=2.5e6, down=6.25e6))
-    assert parse_links("lab:none").of(1)[0].bandwidth == math.inf
+    assert parse("lab:none").of(1)[0].bandwidth == math.inf
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_lab() -> None:
 )
 def test_nonsense_is_one_helpful_line(text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_links(text)
+        parse(text)
     assert expected in str(caught.value)
     assert str(caught.value).startswith(f"link {text!r}: ")
     assert "\n" not in str(caught.value)
@@ -77,4 +77,4 @@ def test_nonsense_is_one_helpful_line(text: str, expected: str) -> None:
 
 def test_a_rank_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="there is no rank 4 among 4 workers"):
-        parse_links("1mbit;4:2mbit").of(4)
+        parse("1mbit;4:2mbit").of(4)

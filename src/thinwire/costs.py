@@ -56,6 +56,10 @@ class Cost:
     received: int
     hops: int
 
+    @property
+    def busiest(self) -> int:
+        return max(self.sent, self.received)
+
 
 # What gloo's TCP transport adds to a message, by the kernel's counters (tests/test_kernel_bytes.py): the
 # sender announces it, the receiver calls for it, and it comes behind a preamble; 48 bytes each.

@@ -1,4 +1,7 @@
-"""Worker processes on this machine, joined by gloo over loopback: for demos, benchmarks and tests."""
+"""Worker processes on this machine, joined by gloo: for demos, benchmarks and tests.
+
+They meet on loopback or, if hosts of the lab are given, each in a network namespace of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,19 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+
+from thinwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from thinwire.lab.namespaces import Host
 
 
 class WorkerFailedError(RuntimeError):
@@ -56,10 +64,27 @@ def run_local(
     timeout: float = 600.0,
     group_timeout: float = 60.0,
     on_report: Callable[[int, Any], None] | None = None,
+    hosts: Sequence[Host] | None = None,
 ) -> list[Any]:
-    """Call `function(worker, *args)` in `workers` processes and return their results in rank order."""
+    """Call `function(worker, *args)` in `workers` processes and return their results in rank order.
+
+    Args:
+        function: what to call; importable, as it is sent by name.
+        workers: how many processes.
+        args: what it gets besides its `Worker`.
+        timeout: in seconds; whoever is not done by then is ended.
+        group_timeout: of the process group, for each of its operations.
+        on_report: called with the rank and what a worker gives to `Worker.report`.
+        hosts: of the lab, one for each worker (`thinwire.lab.namespaces.network`); None: loopback.
+    """
     outcomes = start_local(
-        function, workers, *args, timeout=timeout, group_timeout=group_timeout, on_report=on_report
+        function,
+        workers,
+        *args,
+        timeout=timeout,
+        group_timeout=group_timeout,
+        on_report=on_report,
+        hosts=hosts,
     )
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
@@ -75,13 +100,16 @@ def start_local(
     timeout: float = 600.0,
     group_timeout: float = 60.0,
     on_report: Callable[[int, Any], None] | None = None,
+    hosts: Sequence[Host] | None = None,
 ) -> list[Outcome]:
     """Like `run_local`, but failures are part of the result. No process outlives the call."""
+    if hosts is not None and len(hosts) != workers:
+        raise ConfigError(f"{workers} workers need as many hosts, not {len(hosts)}")
     context = multiprocessing.get_context("forkserver")
     # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
     context.set_forkserver_preload(["thinwire", "torch._dynamo", "numba"])
     # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = _store(hosts)
     lines: dict[Any, int] = {}
     processes: list[Any] = []
     outcomes = [Outcome(rank) for rank in range(workers)]
@@ -90,7 +118,15 @@ def start_local(
             mine, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_main,
-                args=(function, rank, workers, store.port, group_timeout, theirs, args),
+                args=(
+                    function,
+                    rank,
+                    workers,
+                    _Meeting(store.host, store.port, hosts[rank] if hosts is not None else None),
+                    group_timeout,
+                    theirs,
+                    args,
+                ),
                 daemon=True,
             )
             process.start()
@@ -109,6 +145,23 @@ def start_local(
         if process.exitcode != 0 and outcome.error is None:
             outcome.error = f"ended with exit code {process.exitcode} without a word"
     return outcomes
+
+
+class _Meeting(NamedTuple):
+    """Where the workers find the store, and the host from which a worker goes there."""
+
+    address: str
+    port: int
+    host: Host | None
+
+
+def _store(hosts: Sequence[Host] | None) -> dist.TCPStore:
+    if hosts is None:
+        return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    from thinwire.lab.inside import call_inside
+
+    address = hosts[0].address
+    return call_inside(hosts[0], lambda: dist.TCPStore(address, 0, is_master=True, wait_for_workers=False))
 
 
 def _listen(
@@ -147,7 +200,7 @@ def _main(
     function: Callable[..., Any],
     rank: int,
     size: int,
-    port: int,
+    meeting: _Meeting,
     group_timeout: float,
     line: Connection,
     args: tuple[object, ...],
@@ -155,7 +208,11 @@ def _main(
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        if meeting.host is not None:
+            from thinwire.lab.inside import enter
+
+            enter(meeting.host)
+        store = dist.TCPStore(meeting.address, meeting.port, is_master=False)
         timeout = timedelta(seconds=group_timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         value = function(Worker(rank, size, line), *args)

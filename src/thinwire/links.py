@@ -14,10 +14,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from thinwire.costs import Link
 from thinwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from thinwire.lab.namespaces import Host
+    from thinwire.session import Session
 
 UNLIMITED = Link(latency=0.0, bandwidth=math.inf)
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -38,6 +45,21 @@ class Links:
     def unlimited(self) -> bool:
         return not self.overrides and self.link == UNLIMITED
 
+    @property
+    def bandwidth(self) -> float | None:
+        """Of the slowest rank in its slower direction, in bytes per second; None for no limit."""
+        slowest = min(min(link.up_bandwidth, link.down_bandwidth) for link in self.all_links)
+        return None if math.isinf(slowest) else slowest
+
+    @property
+    def latency(self) -> float:
+        """Of the rank that is furthest away."""
+        return max(link.latency for link in self.all_links)
+
+    @property
+    def all_links(self) -> tuple[Link, ...]:
+        return (self.link, *(link for _, link in self.overrides))
+
     def of(self, size: int) -> tuple[Link, ...]:
         """The links of `size` ranks."""
         links = [self.link] * size
@@ -51,7 +73,7 @@ class Links:
         return self.text
 
 
-def parse_links(text: str | Links) -> Links:
+def parse(text: str | Links) -> Links:
     """Read a link specification."""
     if isinstance(text, Links):
         return text
@@ -74,7 +96,7 @@ def parse_links(text: str | Links) -> Links:
 
 
 def _check_for_lab(links: Links) -> None:
-    for link in (links.link, *(link for _, link in links.overrides)):
+    for link in links.all_links:
         if link != UNLIMITED and (link.latency, link.jitter) != (Link().latency, 0.0):
             raise _mistake(links.text, "the lab limits rates only: leave out latency and jitter, or 'lab:'")
 
@@ -135,3 +157,27 @@ def _listed(units: dict[str, float]) -> str:
 
 def _mistake(text: str, what: str) -> ConfigError:
     return ConfigError(f"link {text.strip()!r}: {what}")
+
+
+def throttle(session: Session, links: str | Links, *, seed: int = 0) -> None:
+    """Let the session's operations take as long as on this link; `Session.throttle` has the details.
+
+    A link of the lab is slow by itself: nothing is added to it.
+    """
+    asked = parse(links)
+    if not asked.lab:
+        session.throttle(asked, seed=seed)
+
+
+@contextmanager
+def hosts_for(links: str | Links, workers: int) -> Generator[list[Host] | None, None, None]:
+    """The hosts that `launch.run_local` shall use: new ones for a link of the lab, otherwise None."""
+    asked = parse(links)
+    if not asked.lab:
+        asked.of(workers)
+        yield None
+        return
+    from thinwire.lab.namespaces import network
+
+    with network(workers, links=asked) as hosts:
+        yield hosts

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from thinwire.costs import TCP_FRAMING, Cost, Link
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.links import Links, parse_links
+from thinwire.links import Links, parse
 
 if TYPE_CHECKING:
     from thinwire.session import Session
@@ -133,11 +133,9 @@ def throttle(session: Session, links: str | Links, *, seed: int = 0) -> None:
 
     if not session.wires:
         raise ThinwireError("this session has no process group: give its links to the Simulated driver")
-    asked = parse_links(links)
+    asked = parse(links)
     if asked.lab:
-        raise ConfigError(
-            f"link {asked.text!r} is made of interfaces: give run_local the lab's hosts instead"
-        )
+        raise ConfigError(f"link {asked.text!r} is slow by itself: it is not to be throttled")
     group = session.wires[0].group
     if dist.get_backend(group) != "gloo":
         raise ConfigError(f"a throttle needs the gloo backend, not {dist.get_backend(group)}")

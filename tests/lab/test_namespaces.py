@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from thinwire import ConfigError
 from thinwire.lab import namespaces
 
 
@@ -36,8 +37,14 @@ def test_everything_is_removed_also_after_an_exception() -> None:
     assert all(host.name not in names() for host in hosts)
 
 
-def test_a_rate_that_tc_does_not_know_is_its_own_error_and_leaves_nothing() -> None:
+def test_what_a_host_cannot_have_is_an_error_and_leaves_nothing() -> None:
     before = names()
-    with pytest.raises(namespaces.LabError, match="tc"), namespaces.network(1, rate="fast"):
+    for wrong, options in (
+        ("not a rate", {"rate": "fast"}),
+        ("limits rates only", {"rate": "1mbit,latency=1ms"}),
+    ):
+        with pytest.raises(ConfigError, match=wrong), namespaces.network(1, **options):
+            pass
+    with pytest.raises(namespaces.LabError, match="tc"), namespaces.network(1, rate="1bit"):
         pass
     assert names() == before
