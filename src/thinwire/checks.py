@@ -28,6 +28,11 @@ def positive(method: str, option: str, value: object) -> None:
         raise ConfigError(f"{method}: {option} must be a finite number above 0, not {value!r}")
 
 
+def not_negative(method: str, option: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{method}: {option} must be a finite number from 0 up, not {value!r}")
+
+
 def momentum(method: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"{method}: momentum must be a number from 0 up and below 1, not {value!r}")

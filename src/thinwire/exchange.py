@@ -161,3 +161,8 @@ class Exchange(Configured, ABC):
         """What this rank still owes the mean, per coordinate and in the gradient's unit."""
         owed = list(cast(State, state).tensors("residual").values())
         return sum(owed[1:], owed[0]) if owed and owed[0].numel() else None
+
+    def stale(self, state: Any) -> torch.Tensor | None:
+        """The parameters at this rank's last upload, flat, if the method keeps them."""
+        del state
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,14 +13,16 @@ from thinwire.exchange import Exchange
 
 def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
     """What to warn of. Raises ConfigError if the optimizer would apply momentum a second time."""
+    warnings = _about_steps(exchanges, optimizer)
     owners = sorted({str(exchange) for exchange in exchanges if exchange.traits.owns_momentum})
     if not owners:
-        return []
+        return warnings
     method = owners[0]
     if optimizer is None:
         return [
+            *warnings,
             f"{method} keeps the momentum itself: the optimizer must have none (give it to attach or Session "
-            "as optimizer=..., and this is checked)"
+            "as optimizer=..., and this is checked)",
         ]
     name, groups = type(optimizer).__name__, optimizer.param_groups
     for group in groups:
@@ -31,7 +33,6 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
                 "optimizer without (SGD with momentum=0, Adam with betas=(0, ...)), or a method that leaves "
                 "it to the optimizer, such as topk"
             )
-    warnings: list[str] = []
     without = sorted({str(exchange) for exchange in exchanges if not exchange.traits.owns_momentum})
     if without:
         warnings.append(f"tensors served by {without[0]} have no momentum, those served by {method} do")
@@ -42,6 +43,40 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
             f"SGD(momentum={a:g}); divide weight_decay by {1 - a:.3g} for the same effect"
         )
     return warnings
+
+
+def remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The numbers that an optimizer keeps for a parameter, one for each of its entries, in a fixed order."""
+    state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", optimizer.state)
+    kept = state.get(parameter, {})
+    # A step is a count, equal anyway: a mean would round it.
+    return {name: kept[name] for name in sorted(kept) if name != "step" and _alike(kept[name], parameter)}
+
+
+def _alike(value: object, parameter: torch.Tensor) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    place = value.shape == parameter.shape and value.device == parameter.device
+    return place and value.is_floating_point()
+
+
+def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """A rule that measures past steps by past outputs is right for plain SGD only."""
+    counting = sorted({str(exchange) for exchange in exchanges if exchange.traits.plain_steps})
+    if not counting or optimizer is None:
+        return []
+    name = type(optimizer).__name__
+    plain = isinstance(optimizer, torch.optim.SGD) and not any(map(_momentum, optimizer.param_groups))
+    found: list[str] = []
+    if not plain:
+        found.append(
+            f"{counting[0]} skips uploads by a rule for steps that are the learning rate times the gradient; "
+            f"with {name} (momentum or adaptive steps) its guarantees do not hold, and more or fewer uploads "
+            "may be skipped than is good"
+        )
+    if len({group.get("lr") for group in optimizer.param_groups}) > 1:
+        found.append(f"{counting[0]} measures steps without the learning rate: {name} has several")
+    return found
 
 
 def _momentum(group: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import __version__, checkpoint, wire
-from thinwire.channel import Channel, Place, Program, context_of, together
+from thinwire.channel import Beside, Channel, Place, Program, context_of, together
 from thinwire.costs import Link
 from thinwire.drivers.blocking import Blocking
 from thinwire.drivers.process_group import ProcessGroupWire
@@ -88,6 +88,7 @@ class Session:
         self.states = StateStore()
         self.link = link or Link()
         self._scaler = scaler
+        self._stale: Mapping[str, torch.Tensor] | None = None
         self._lock = threading.Lock()
         self._announced = False
         self._lanes = lanes
@@ -109,6 +110,7 @@ class Session:
         periods = [exchange.traits.reconcile_every for exchange in exchanges]
         self.reconcile_every = min((period for period in periods if period is not None), default=None)
         self._reconciled = 0
+        self._parameters, self._optimizer = parameters, optimizer
         self._replicas = Replicas(parameters, optimizer)
         warnings = check_optimizer(exchanges, optimizer)
         warnings += [exchange.caution for exchange in exchanges if exchange.caution is not None]
@@ -187,7 +189,11 @@ class Session:
     # -- averaging -------------------------------------------------------------------------------------
 
     def average(
-        self, tensors: Mapping[str, torch.Tensor | None], *, in_place: bool = False
+        self,
+        tensors: Mapping[str, torch.Tensor | None],
+        *,
+        in_place: bool = False,
+        stale: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """The method's estimate of each tensor's mean over the ranks.
 
@@ -196,7 +202,12 @@ class Session:
 
         Where replicas drift (`reconcile_every`), their parameters are averaged first when that is due. To
         have it done before the gradient is computed, begin the step with `reconcile(when_due=True)`.
+
+        `stale` are second gradients on the same data, at `stale_parameters()`, for methods that compare
+        (`lasg`); `thinwire.same_batch` computes and hands them over, under DDP as well.
         """
+        if stale is not None:
+            self.compare_with(stale)
         self.reconcile(when_due=True)
         if not self.wires:
             raise ThinwireError("this session belongs to a driver: run session.program(...) with it")
@@ -235,6 +246,46 @@ class Session:
             results[name] = out
         return results, views
 
+    def stale_parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters at this rank's last upload, for methods that keep them; the present ones before.
+
+        For the second gradient of `average(..., stale=...)`. Copies, by name.
+        """
+        layouts = [self._layout(name, tensor.device) for name, tensor in self._parameters.items()]
+        groups, _ = self._plan(layouts)
+        found = {name: tensor.detach().clone() for name, tensor in self._parameters.items()}
+        for group in groups:
+            kept = group.exchange.stale(self._state(group.exchange, group.layout))
+            if kept is not None:
+                for slot, part in zip(group.layout.slots, group.layout.parts(kept), strict=True):
+                    found[slot.name].copy_(part.view(slot.shape))
+        return found
+
+    def compare_with(self, stale: Mapping[str, torch.Tensor]) -> None:
+        """Give the next step its second gradients: see `average`."""
+        for name, (slot, _) in self._tensors.items():
+            given = stale.get(name)
+            if given is None or tuple(given.shape) != slot.shape:
+                what = "is missing" if given is None else f"has shape {tuple(given.shape)}, not {slot.shape}"
+                raise ConfigError(
+                    f"the second gradients are for all parameters of the session: {name!r} {what}"
+                )
+        self._stale = stale
+
+    def _beside(self, layout: Layout) -> Beside:
+        def flat(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            pieces = [tensors[name].detach().reshape(-1).float() for name in layout.names]
+            return torch.cat(pieces).to(layout.device)
+
+        stale = None if self._stale is None else flat(self._stale)
+        return Beside(stale, lambda: flat(self._parameters))
+
+    def _rate(self) -> float:
+        """The learning rate, if the optimizer is known and has one for all."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        rates = {float(group.get("lr", 1.0)) for group in groups}
+        return rates.pop() if len(rates) == 1 else 1.0
+
     def program(self, views: Sequence[View]) -> Program:
         """What one rank does to average these views: a coroutine for a driver."""
         return Worked(self._program(views), self.meter)
@@ -264,6 +315,8 @@ class Session:
             key=layout.key,
             device=layout.device,
             unit=self.scale,
+            rate=self._rate() if traits.plain_steps else 1.0,
+            beside=self._beside(layout) if traits.plain_steps else None,
         )
         state = State() if traits.memoryless else self._state(exchange, layout)
         memory = group.memory(views)
@@ -355,6 +408,7 @@ class Session:
     def end_step(self, kept: bool) -> None:
         """Called by the host when every tensor of the step has been averaged; `kept` if all were finite."""
         self.meter.count_step()
+        self._stale = None
         if (
             kept and self.remembers
         ):  # what remembers nothing has no use for a count, nor the data to settle it

@@ -84,6 +84,14 @@ ALSO = (
     "sketched(ratio=0.5)",
     "a2sgd(average_every=4, scope='tensor')",
     "a2sgd(average_every=None, allow_drift=True)",
+    "lag(rule='ps', window=3, xi=1.0)",
+    "lag(window=1, xi=40.0)",
+    "lag(xi=0.0)",
+    "laq(bits=1, window=2, xi=20.0, max_skip=2)",
+    "laq(bits=8, xi=0.5)",
+    "laq(bits=32, xi=0.5, max_skip=1)",
+    "slaq(bits=2, allowance=100.0)",
+    "lasg(window=4, bits=8)",
     "powersgd(rank=1)",
     "powersgd(rank=2, warm_start=False)",
     "powersgd(rank=2, feedback=False)",
@@ -118,9 +126,9 @@ class Cohort:
         self.shapes = SHAPES if shapes is None else shapes
         self.dtype = dtype
         self.driver = driver or Lockstep(size)
-        empty = [(name, torch.empty(shape, dtype=dtype)) for name, shape in self.shapes.items()]
+        parameters = [(name, torch.zeros(shape, dtype=dtype)) for name, shape in self.shapes.items()]
         self.sessions = [
-            Session(empty, method, place=Place(rank, size), dense_below=dense_below, seed=seed)
+            Session(parameters, method, place=Place(rank, size), dense_below=dense_below, seed=seed)
             for rank in range(size)
         ]
 

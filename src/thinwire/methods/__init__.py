@@ -8,6 +8,9 @@ from thinwire.methods.efsign import EFSign
 from thinwire.methods.gaussiank import GaussianK
 from thinwire.methods.gspar import GSpar
 from thinwire.methods.heavyball import HeavyBall
+from thinwire.methods.lag import LAG
+from thinwire.methods.laq import LAQ
+from thinwire.methods.lasg import LASG, same_batch
 from thinwire.methods.natural import Natural
 from thinwire.methods.onebit import OneBit
 from thinwire.methods.powersgd import PowerSGD
@@ -18,6 +21,7 @@ from thinwire.methods.route import Route
 from thinwire.methods.scalecom import ScaleCom
 from thinwire.methods.signsgd import SignSGD
 from thinwire.methods.sketched import Sketched
+from thinwire.methods.slaq import SLAQ
 from thinwire.methods.terngrad import TernGrad
 from thinwire.methods.threshold import Threshold
 from thinwire.methods.topk import TopK
@@ -45,6 +49,10 @@ BUILT_IN: tuple[type[Exchange], ...] = (
     GSpar,
     PowerSGD,
     A2SGD,
+    LAG,
+    LAQ,
+    SLAQ,
+    LASG,
     Warmup,
     Route,
 )
@@ -55,7 +63,11 @@ __all__ = [
     "BUILT_IN",
     "DGC",
     "FP16",
+    "LAG",
+    "LAQ",
+    "LASG",
     "QSGD",
+    "SLAQ",
     "Dense",
     "EFSign",
     "GSpar",
@@ -74,4 +86,5 @@ __all__ = [
     "Threshold",
     "TopK",
     "Warmup",
+    "same_batch",
 ]
