@@ -19,7 +19,11 @@ from thinwire.methods import (
     BF16,
     DGC,
     FP16,
+    LAG,
+    LAQ,
+    LASG,
     QSGD,
+    SLAQ,
     Dense,
     EFSign,
     GaussianK,
@@ -38,6 +42,7 @@ from thinwire.methods import (
     Threshold,
     TopK,
     Warmup,
+    same_batch,
 )
 from thinwire.registry import methods, parse, to_json
 from thinwire.session import Session
@@ -47,7 +52,11 @@ __all__ = [
     "BF16",
     "DGC",
     "FP16",
+    "LAG",
+    "LAQ",
+    "LASG",
     "QSGD",
+    "SLAQ",
     "Channel",
     "ConfigError",
     "Dense",
@@ -89,5 +98,6 @@ __all__ = [
     "parse",
     "replicated",
     "residual",
+    "same_batch",
     "to_json",
 ]
