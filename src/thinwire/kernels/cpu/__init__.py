@@ -21,6 +21,8 @@ FAMILIES = (
     "scalecom",
     "sketch",
     "indices",
+    "grid",
+    "linear",
 )
 
 

@@ -1,0 +1,77 @@
+"""Gradients of linear models on sparse rows (CSR arrays), one pass over the entries of the rows."""
+
+import math
+
+import numpy as np
+
+from thinwire.kernels.cpu._jit import F64, I32, I64, kernel
+
+LOGISTIC = 0
+SQUARES = 1
+
+
+@kernel
+def _slope(kind: int, margin: float, label: float) -> float:
+    """The derivative of a row's loss by its margin a'x."""
+    if kind == SQUARES:
+        return margin - label
+    return -label / (1.0 + math.exp(label * margin)) if label * margin < 700.0 else 0.0
+
+
+@kernel
+def _loss(kind: int, margin: float, label: float) -> float:
+    if kind == SQUARES:
+        return 0.5 * (margin - label) ** 2
+    agreed = label * margin
+    return math.log1p(math.exp(-agreed)) if agreed > 0 else -agreed + math.log1p(math.exp(agreed))
+
+
+@kernel
+def gradient_difference(
+    starts: I32,
+    columns: I32,
+    values: F64,
+    labels: F64,
+    kind: int,
+    rows: I64,
+    x: F64,
+    snapshot: F64,
+    out: F64,
+) -> None:
+    """out = the mean over `rows` of the gradient at x minus that at the snapshot."""
+    out[:] = 0.0
+    for number in range(len(rows)):
+        r = rows[number]
+        here, there = 0.0, 0.0
+        for e in range(starts[r], starts[r + 1]):
+            here += values[e] * x[columns[e]]
+            there += values[e] * snapshot[columns[e]]
+        weight = (_slope(kind, here, labels[r]) - _slope(kind, there, labels[r])) / len(rows)
+        for e in range(starts[r], starts[r + 1]):
+            out[columns[e]] += weight * values[e]
+
+
+@kernel
+def gradient_sum(
+    starts: I32, columns: I32, values: F64, labels: F64, kind: int, begin: int, end: int, x: F64, out: F64
+) -> float:
+    """out = the sum of the gradients of rows `begin` to `end`; returns the sum of their losses."""
+    out[:] = 0.0
+    total = 0.0
+    for r in range(begin, end):
+        margin = 0.0
+        for e in range(starts[r], starts[r + 1]):
+            margin += values[e] * x[columns[e]]
+        total += _loss(kind, margin, labels[r])
+        weight = _slope(kind, margin, labels[r])
+        for e in range(starts[r], starts[r + 1]):
+            out[columns[e]] += weight * values[e]
+    return total
+
+
+def warm() -> None:
+    starts, columns = np.array([0, 1, 2], np.int32), np.array([0, 1], np.int32)
+    values, labels = np.ones(2), np.ones(2)
+    x, out = np.zeros(2), np.zeros(2)
+    gradient_difference(starts, columns, values, labels, LOGISTIC, np.array([0, 1]), x, x, out)
+    gradient_sum(starts, columns, values, labels, LOGISTIC, 0, 2, x, out)
