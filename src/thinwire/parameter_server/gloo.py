@@ -233,7 +233,8 @@ class Line:
         except RuntimeError as error:
             raise PeerError(
                 f"worker {self._worker.index} finds no server of shard {shard} under the name {name!r} "
-                f"within {self._timeout:g} s: is it running, with the same store and name? Cause: {_plain(error)}"
+                f"within {self._timeout:g} s: is it running, with the same store and name? "
+                f"Cause: {_plain(error)}"
             ) from error
 
     def run(self) -> Any:

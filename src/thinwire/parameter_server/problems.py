@@ -243,10 +243,11 @@ def _tensors(dataset: object) -> tuple[torch.Tensor, ...] | None:
                     f"the tensors of the dataset have different lengths: {[len(t) for t in tensors]}"
                 )
             return tensors
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    other = cast(object, dataset)
+    if not hasattr(other, "__len__") or not hasattr(other, "__getitem__"):
         raise ConfigError(
             "the dataset must be tensors, or have a length and examples by number, "
-            f"not {type(cast(object, dataset)).__name__}"
+            f"not {type(other).__name__}"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""The worker's coroutine: sums its chunk at every snapshot, then sends gradient differences until told to pause."""
+"""The worker's coroutine: sums its chunk at every snapshot, then sends gradient differences."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def gradient_difference(
     """out = the mean over `rows` of the gradient at x minus that at the snapshot."""
     out[:] = 0.0
     for number in range(len(rows)):
-        r = rows[number]
+        r = int(rows[number])
         here, there = 0.0, 0.0
         for e in range(starts[r], starts[r + 1]):
             here += values[e] * x[columns[e]]
