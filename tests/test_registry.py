@@ -74,13 +74,17 @@ class Foreign(Exchange):
         return layout.dense_bytes
 
 
+def offered(entry: importlib.metadata.EntryPoint):
+    return lambda group: [entry] if entry.group == group else []
+
+
 def test_third_parties_register_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("foreign", f"{__name__}:Foreign", "thinwire.methods")
-    monkeypatch.setattr("thinwire.registry.entry_points", lambda group: [entry])
+    monkeypatch.setattr("thinwire.registry.entry_points", offered(entry))
     assert parse("foreign") == Foreign()
     assert "foreign" in methods()
     bad = importlib.metadata.EntryPoint("topk", f"{__name__}:Foreign", "thinwire.methods")
-    monkeypatch.setattr("thinwire.registry.entry_points", lambda group: [bad])
+    monkeypatch.setattr("thinwire.registry.entry_points", offered(bad))
     with pytest.raises(ConfigError, match="registers the method 'topk', which exists already"):
         methods()
 

@@ -11,7 +11,7 @@ from thinwire.costs import Link
 from thinwire.drivers import Lockstep, Simulated
 from thinwire.errors import ConfigError, DisagreementError, PayloadError, PeerError, StateError, ThinwireError
 from thinwire.exchange import Exchange, State, Traits, replicated, residual
-from thinwire.hosts import attach
+from thinwire.hosts import Attached, attach
 from thinwire.layout import Layout, Slot
 from thinwire.meter import Meter
 from thinwire.methods import (
@@ -44,7 +44,9 @@ from thinwire.methods import (
     Warmup,
     same_batch,
 )
-from thinwire.registry import methods, parse, to_json
+from thinwire.registry import methods, parse, parse_method, schedules, to_json
+from thinwire.schedules import PQASGD, SPASGD, DiLoCo, LocalSGD, Periodic, Schedule
+from thinwire.schedules.session import PeriodicSession
 from thinwire.session import Session
 
 __all__ = [
@@ -55,11 +57,15 @@ __all__ = [
     "LAG",
     "LAQ",
     "LASG",
+    "PQASGD",
     "QSGD",
     "SLAQ",
+    "SPASGD",
+    "Attached",
     "Channel",
     "ConfigError",
     "Dense",
+    "DiLoCo",
     "DisagreementError",
     "EFSign",
     "Exchange",
@@ -68,18 +74,22 @@ __all__ = [
     "HeavyBall",
     "Layout",
     "Link",
+    "LocalSGD",
     "Lockstep",
     "Meter",
     "Natural",
     "OneBit",
     "PayloadError",
     "PeerError",
+    "Periodic",
+    "PeriodicSession",
     "Place",
     "PowerSGD",
     "RandomBlock",
     "RandomK",
     "Route",
     "ScaleCom",
+    "Schedule",
     "Session",
     "SignSGD",
     "Simulated",
@@ -96,8 +106,10 @@ __all__ = [
     "attach",
     "methods",
     "parse",
+    "parse_method",
     "replicated",
     "residual",
     "same_batch",
+    "schedules",
     "to_json",
 ]

@@ -1,4 +1,8 @@
-"""Names of methods: built-in ones, and those that other packages offer as entry points `thinwire.methods`."""
+"""Names of methods: built-in ones, and those that other packages offer as entry points.
+
+Exchanges (how a tensor is averaged) are found under `thinwire.methods`, schedules (when the replicas talk)
+under `thinwire.schedules`. Both have method strings and JSON of the same form, and no name is used twice.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +12,73 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from thinwire.errors import ConfigError
 from thinwire.exchange import Exchange
+from thinwire.schedules.base import Schedule
 
 ENTRY_POINTS = "thinwire.methods"
+SCHEDULE_ENTRY_POINTS = "thinwire.schedules"
+
+Method = Exchange | Schedule
+Kind = TypeVar("Kind", Exchange, Schedule)
 
 
 def methods() -> dict[str, type[Exchange]]:
-    """All methods by name; those of third parties are loaded here, not at import."""
+    """All exchanges by name; those of third parties are loaded here, not at import."""
     from thinwire.methods import BUILT_IN
 
-    known: dict[str, type[Exchange]] = {method.name: method for method in BUILT_IN}
-    for entry in entry_points(group=ENTRY_POINTS):
+    return _with_entry_points({method.name: method for method in BUILT_IN}, Exchange, ENTRY_POINTS)
+
+
+def schedules() -> dict[str, type[Schedule]]:
+    """All schedules by name: methods that average parameters from time to time."""
+    from thinwire.schedules import BUILT_IN
+
+    return _with_entry_points({method.name: method for method in BUILT_IN}, Schedule, SCHEDULE_ENTRY_POINTS)
+
+
+def _with_entry_points(known: dict[str, type[Kind]], kind: type[Kind], group: str) -> dict[str, type[Kind]]:
+    for entry in entry_points(group=group):
         if entry.name in known:
             raise ConfigError(
                 f"entry point {entry.value!r} registers the method {entry.name!r}, which exists already"
             )
         loaded = entry.load()
-        if not (isinstance(loaded, type) and issubclass(loaded, Exchange)):
-            raise ConfigError(f"entry point {entry.value!r} ({entry.name}) is not a thinwire Exchange class")
-        known[entry.name] = loaded
+        if not (isinstance(loaded, type) and issubclass(loaded, kind)):
+            raise ConfigError(
+                f"entry point {entry.value!r} ({entry.name}) is not a thinwire {kind.__name__} class"
+            )
+        known[entry.name] = cast(Any, loaded)
     return known
 
 
 def parse(method: str | Mapping[str, Any] | Exchange) -> Exchange:
-    """The method object for a method string, its JSON form, its repr, or itself.
+    """The exchange for a method string, its JSON form, its repr, or itself.
 
     >>> parse("qsgd(bits=4)")
-    QSGD(bits=4, bucket=512, norm='max')
+    QSGD(bits=4, bucket=512, norm='max', reduce='auto')
     >>> parse(to_json(parse("qsgd(bits=4)"))) == parse("QSGD(bits=4)")
     True
     """
-    if isinstance(method, Exchange):
+    found = parse_method(method)
+    if isinstance(found, Schedule):
+        raise ConfigError(
+            f"{found.name} says when to talk, not how a tensor is averaged: give it to "
+            "thinwire.attach(model, ..., optimizer=optimizer); here use what it is made of, "
+            f"{str(found.inner)!r}"
+        )
+    return found
+
+
+def parse_method(method: str | Mapping[str, Any] | Method) -> Method:
+    """The same for exchanges and schedules: whatever `attach` takes.
+
+    >>> parse_method("localsgd(every=4)").period
+    4
+    """
+    if isinstance(method, Exchange | Schedule):
         return method
     if isinstance(method, Mapping):
         return _from_mapping(method)
@@ -56,12 +93,12 @@ def parse(method: str | Mapping[str, Any] | Exchange) -> Exchange:
     return build(name, options)
 
 
-def to_json(method: Exchange) -> str:
+def to_json(method: Method) -> str:
     return json.dumps({"name": method.name, "options": method.options()})
 
 
-def build(name: str, options: Mapping[str, Any]) -> Exchange:
-    known = methods()
+def build(name: str, options: Mapping[str, Any]) -> Method:
+    known: dict[str, type[Method]] = {**methods(), **schedules()}
     by_class = {cls.__name__: cls for cls in known.values()}
     cls = known.get(name) or by_class.get(name)
     if cls is None:
@@ -81,7 +118,7 @@ def build(name: str, options: Mapping[str, Any]) -> Exchange:
         raise ConfigError(f"{cls.name}: {error}") from None
 
 
-def _from_mapping(given: Mapping[str, Any]) -> Exchange:
+def _from_mapping(given: Mapping[str, Any]) -> Method:
     name, options = given.get("name"), given.get("options", {})
     if not isinstance(name, str) or not isinstance(options, Mapping) or set(given) - {"name", "options"}:
         raise ConfigError(f'a method in JSON is {{"name": ..., "options": {{...}}}}, not {dict(given)!r}')

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
 
 import torch
 
 from thinwire.channel import Channel, Place, Program, context_of, together
 from thinwire.costs import Link
+from thinwire.optimizers import remembered
 
 
 class Replicas:
@@ -47,19 +47,11 @@ class Replicas:
     def _tensors(self) -> dict[str, torch.Tensor]:
         """By name, in an order that is equal on all ranks."""
         found = dict(self._parameters)
-        state = cast("Mapping[Any, dict[str, Any]]", {} if self._optimizer is None else self._optimizer.state)
         for name, parameter in self._parameters.items():
-            kept = state.get(parameter, {})
-            for field in sorted(kept.keys() - {"step"}):  # a count, equal anyway: a mean would round it
-                value = kept[field]
-                if isinstance(value, torch.Tensor) and _alike(value, parameter):
-                    found[f"{name}\n{field}"] = value
+            if self._optimizer is not None:
+                kept = remembered(self._optimizer, parameter)
+                found |= {f"{name}\n{field}": value for field, value in kept.items()}
         return found
-
-
-def _alike(value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    place = value.shape == parameter.shape and value.device == parameter.device
-    return place and value.is_floating_point()
 
 
 async def _compare(ch: Channel, device: torch.device) -> None:

@@ -1,5 +1,5 @@
 """Where a session plugs in."""
 
-from thinwire.hosts.ddp import attach
+from thinwire.hosts.attach import Attached, attach
 
-__all__ = ["attach"]
+__all__ = ["Attached", "attach"]

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,6 @@ from thinwire.exchange import Exchange
 from thinwire.hosts.streams import LaneStreams, future_for
 from thinwire.layout import Layout
 from thinwire.plan import View
-from thinwire.registry import parse
 from thinwire.session import LossScale, Session
 
 LANES = 2
@@ -48,48 +47,39 @@ def _first(done: Any) -> torch.Tensor:
     return done.value()[0]
 
 
-def attach(
+def has_session(model: torch.nn.Module) -> bool:
+    """Whether a session averages this model's gradients."""
+    switch = _switches.get(model) if isinstance(model, DistributedDataParallel) else None
+    return switch is not None and switch.host is not None
+
+
+def attach_gradients(
     model: DistributedDataParallel,
-    method: str | Mapping[str, Any] | Exchange,
+    exchange: Exchange,
     *,
-    overlap: bool = True,
-    seed: int = 0,
-    dense_below: int = 1024,
-    scaler: LossScale | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    overlap: bool,
+    seed: int,
+    dense_below: int,
+    scaler: LossScale | None,
+    optimizer: torch.optim.Optimizer | None,
 ) -> Session:
-    """Average a DDP model's gradients with a method; the training loop stays as it is.
-
-        model = DistributedDataParallel(model)
-        session = thinwire.attach(model, "topk(ratio=0.01)")
-
-    To be called on every rank, before the first backward pass.
-
-    Args:
-        model: the wrapped model.
-        method: a method string, its JSON, or an Exchange such as `thinwire.TopK(ratio=0.01)`.
-        overlap: work beside the backward pass (the default); False does it in the hook.
-        seed: of the randomness that the ranks share.
-        dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
-        scaler: the GradScaler in use, if any: residuals then follow its scale.
-        optimizer: the optimizer in use: one with momentum is refused where the method has its own, and
-            where replicas drift, what it remembers is averaged with the parameters.
-    """
+    """Average a DDP model's gradients; the arguments are those of `thinwire.attach`."""
     if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"attach() takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, or "
-            "use thinwire.Session(model.named_parameters(), method) and session.average() in your own loop"
+            f"{exchange.name} averages gradients: attach() then takes a DistributedDataParallel model, not "
+            f"{type(model).__name__}: wrap it first, or use thinwire.Session(model.named_parameters(), "
+            "method) and session.average() in your own loop. A bare model takes a schedule, such as "
+            "'pqasgd(every=8)'"
         )
     if getattr(model, "mixed_precision", None) is not None:
         raise ConfigError("DDP's own mixed_precision installs a hook of its own: use torch.autocast instead")
     switch = _switches.get(model)
-    if switch is not None and switch.host is not None:
+    if has_session(model):
         raise ConfigError("this model has a thinwire session already: detach() it first")
     if switch is None and cast(Any, model)._comm_hooks:
         raise ConfigError("this model has a communication hook already, and DDP takes only one")
     names = _names(model)
     group = cast(dist.ProcessGroup, model.process_group)
-    exchange = parse(method)
     on_cpu = dist.get_backend(group) == "gloo"
     direct = overlap and on_cpu and exchange.traits.memoryless
     lanes = LANES if overlap and on_cpu and not direct else 1

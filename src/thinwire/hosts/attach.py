@@ -1,0 +1,157 @@
+"""`thinwire.attach`: one door for all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast, overload
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.channel import Place
+from thinwire.checkpoint import OnResize
+from thinwire.errors import ConfigError
+from thinwire.exchange import Exchange
+from thinwire.hosts.ddp import attach_gradients, has_session
+from thinwire.hosts.model import attach_schedule, is_scheduled
+from thinwire.meter import Meter
+from thinwire.registry import Method, parse_method
+from thinwire.schedules.base import Schedule
+from thinwire.schedules.session import PeriodicSession
+from thinwire.session import LossScale, Session
+
+
+class Attached(Protocol):
+    """What every session has, whatever its method."""
+
+    @property
+    def method(self) -> Method: ...
+    @property
+    def meter(self) -> Meter: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def dense_bytes(self) -> int: ...
+    @property
+    def reconcile_every(self) -> int | None: ...
+    def reconcile(self) -> None: ...
+    def spread(self) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        on_resize: OnResize | None = None,
+    ) -> None: ...
+    def detach(self) -> None: ...
+
+
+@overload
+def attach(
+    model: nn.Module,
+    method: Schedule,
+    *,
+    seed: int = 0,
+    dense_below: int = 1024,
+    scaler: LossScale | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> PeriodicSession: ...
+
+
+@overload
+def attach(
+    model: nn.Module,
+    method: Exchange,
+    *,
+    overlap: bool = True,
+    seed: int = 0,
+    dense_below: int = 1024,
+    scaler: LossScale | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Session: ...
+
+
+@overload
+def attach(
+    model: nn.Module,
+    method: str | Mapping[str, Any],
+    *,
+    overlap: bool = True,
+    seed: int = 0,
+    dense_below: int = 1024,
+    scaler: LossScale | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Attached: ...
+
+
+def attach(
+    model: nn.Module,
+    method: str | Mapping[str, Any] | Method,
+    *,
+    overlap: bool = True,
+    seed: int = 0,
+    dense_below: int = 1024,
+    scaler: LossScale | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Attached:
+    """Train a model with a method; the training loop stays as it is.
+
+        model = DistributedDataParallel(model)
+        session = thinwire.attach(model, "topk(ratio=0.01)")
+
+    averages gradients, beside the backward pass. Methods that average parameters from time to time
+    (schedules) take a bare model, or a DDP model, which then reduces no gradients, and the optimizer:
+
+        session = thinwire.attach(model, "pqasgd(every=8, bits=4)", optimizer=optimizer)
+
+    To be called on every rank, before the first backward pass.
+
+    Args:
+        model: the wrapped model; for a schedule also a bare one, which gets rank 0's parameters and buffers.
+        method: a method string, its JSON, or an object such as `thinwire.TopK(ratio=0.01)`.
+        overlap: of gradients: work beside the backward pass (the default); False does it in the hook. A
+            schedule has an option of that name.
+        seed: of the randomness that the ranks share.
+        dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
+        scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
+            steps that it skips.
+        optimizer: the optimizer in use. A schedule needs it. Otherwise one with momentum is refused where
+            the method has its own, and where replicas drift, what it remembers is averaged with them.
+        process_group: of a bare model: the ranks to meet; None is the default group.
+    """
+    chosen = parse_method(method)
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
+    if is_scheduled(model) or has_session(model):
+        raise ConfigError("this model has a thinwire session already: detach() it first")
+    if isinstance(chosen, Exchange):
+        if process_group is not None:
+            raise ConfigError(
+                "process_group is for bare models: a DDP model has its own, given to its wrapper"
+            )
+        return attach_gradients(
+            cast(DistributedDataParallel, model),
+            chosen,
+            overlap=overlap,
+            seed=seed,
+            dense_below=dense_below,
+            scaler=scaler,
+            optimizer=optimizer,
+        )
+    return attach_schedule(
+        model,
+        chosen,
+        optimizer,
+        seed=seed,
+        dense_below=dense_below,
+        scaler=scaler,
+        process_group=process_group,
+    )

@@ -1,0 +1,104 @@
+"""A model and its optimizer: a schedule is called after every optimizer step. DDP is not needed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import ConfigError
+from thinwire.schedules.base import Schedule
+from thinwire.schedules.session import PeriodicSession
+from thinwire.session import LossScale
+
+_scheduled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def is_scheduled(model: nn.Module) -> bool:
+    """Whether a schedule averages this model's parameters."""
+    return bare(model) in _scheduled
+
+
+def bare(model: nn.Module) -> nn.Module:
+    return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def attach_schedule(
+    model: nn.Module,
+    method: Schedule,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    seed: int,
+    dense_below: int,
+    scaler: LossScale | None,
+    process_group: dist.ProcessGroup | None,
+) -> PeriodicSession:
+    """Have the replicas meet as `method` says, after the steps of `optimizer`."""
+    if optimizer is None:
+        raise ConfigError(
+            f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
+            "optimizer=optimizer)"
+        )
+    if isinstance(model, DistributedDataParallel):
+        process_group = process_group or cast(dist.ProcessGroup, model.process_group)
+    module = bare(model)
+    session = PeriodicSession(module, method, optimizer, process_group, seed=seed, dense_below=dense_below)
+    if isinstance(model, DistributedDataParallel):
+        session.on_detach(_silence(model))
+    session.on_detach(_watch(optimizer, session))
+    if scaler is not None:
+        session.on_detach(_watch_scaler(scaler, optimizer, session))
+    _scheduled.add(module)
+    session.on_detach(lambda: _scheduled.discard(module))
+    return session
+
+
+def _watch(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
+    def after_step(stepped: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        session.after_step()
+
+    return optimizer.register_step_post_hook(after_step).remove
+
+
+def _watch_scaler(
+    scaler: LossScale, optimizer: torch.optim.Optimizer, session: PeriodicSession
+) -> Callable[[], None]:
+    """A GradScaler leaves out a step whose gradients overflow, on this rank alone. It counts all the same.
+
+    Otherwise the ranks would come to meet after different batches, and at the end one would wait in vain.
+    """
+    watched = cast(Any, scaler)
+    original = watched.step
+
+    def step(stepped: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = session.step
+        result = original(stepped, *args, **kwargs)
+        if stepped is optimizer and session.step == before:
+            session.after_step()
+        return result
+
+    def restore() -> None:
+        if watched.__dict__.get("step") is step:
+            del watched.step
+
+    watched.step = step
+    return restore
+
+
+def _silence(model: DistributedDataParallel) -> Callable[[], None]:
+    """As under `no_sync()` while the session lasts: no gradient is reduced, no buffer is broadcast."""
+    ddp = cast(Any, model)
+    before = ddp.require_backward_grad_sync
+    ddp.require_backward_grad_sync = False
+    ddp.require_forward_param_sync = False
+
+    def restore() -> None:
+        ddp.require_backward_grad_sync = before
+        ddp.require_forward_param_sync = True
+
+    return restore
