@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -108,8 +109,10 @@ def start_local(
     context = multiprocessing.get_context("forkserver")
     # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
     context.set_forkserver_preload(["thinwire", "torch._dynamo", "numba"])
-    # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it.
-    store = _store(hosts)
+    # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it. Hosts
+    # have no way to the parent, and what they say in a file is not counted on their interfaces.
+    store = None if hosts else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    folder = tempfile.TemporaryDirectory(prefix="thinwire-") if hosts else None
     lines: dict[Any, int] = {}
     processes: list[Any] = []
     outcomes = [Outcome(rank) for rank in range(workers)]
@@ -122,7 +125,11 @@ def start_local(
                     function,
                     rank,
                     workers,
-                    _Meeting(store.host, store.port, hosts[rank] if hosts is not None else None),
+                    _Meeting(
+                        store.port if store else 0,
+                        f"{folder.name}/store" if folder else None,
+                        hosts[rank] if hosts else None,
+                    ),
                     group_timeout,
                     theirs,
                     args,
@@ -140,6 +147,8 @@ def start_local(
             if process.is_alive():
                 process.kill()
                 process.join()
+        if folder is not None:
+            folder.cleanup()
     for outcome, process in zip(outcomes, processes, strict=True):
         outcome.exit_code = process.exitcode
         if process.exitcode != 0 and outcome.error is None:
@@ -148,20 +157,16 @@ def start_local(
 
 
 class _Meeting(NamedTuple):
-    """Where the workers find the store, and the host from which a worker goes there."""
+    """Where the workers find the store: a port on loopback or, from inside of hosts, a file."""
 
-    address: str
     port: int
+    path: str | None
     host: Host | None
 
-
-def _store(hosts: Sequence[Host] | None) -> dist.TCPStore:
-    if hosts is None:
-        return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    from thinwire.lab.inside import call_inside
-
-    address = hosts[0].address
-    return call_inside(hosts[0], lambda: dist.TCPStore(address, 0, is_master=True, wait_for_workers=False))
+    def store(self) -> dist.Store:
+        if self.path is None:
+            return dist.TCPStore("127.0.0.1", self.port, is_master=False)
+        return dist.FileStore(self.path)
 
 
 def _listen(
@@ -212,7 +217,7 @@ def _main(
             from thinwire.lab.inside import enter
 
             enter(meeting.host)
-        store = dist.TCPStore(meeting.address, meeting.port, is_master=False)
+        store = meeting.store()
         timeout = timedelta(seconds=group_timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         value = function(Worker(rank, size, line), *args)

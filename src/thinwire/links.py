@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -171,13 +172,17 @@ def throttle(session: Session, links: str | Links, *, seed: int = 0) -> None:
 
 @contextmanager
 def hosts_for(links: str | Links, workers: int) -> Generator[list[Host] | None, None, None]:
-    """The hosts that `launch.run_local` shall use: new ones for a link of the lab, otherwise None."""
+    """The hosts that `launch.run_local` shall use: new ones for a link of the lab, otherwise None.
+
+    They are removed at the end, also if that comes by an exception, Ctrl-C, SIGTERM or SIGHUP.
+    """
     asked = parse(links)
     if not asked.lab:
         asked.of(workers)
         yield None
         return
     from thinwire.lab.namespaces import network
+    from thinwire.lab.signals import leaving_by
 
-    with network(workers, links=asked) as hosts:
+    with leaving_by(signal.SIGTERM, signal.SIGHUP), network(workers, links=asked) as hosts:
         yield hosts

@@ -3,7 +3,9 @@
 import typer
 
 from thinwire.cli.bench import bench
+from thinwire.cli.compare import compare
 from thinwire.cli.demo import demo
+from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
 from thinwire.cli.reproduce import reproduce
 
@@ -23,7 +25,9 @@ def main() -> None:
     """What all commands have in common: nothing yet."""
 
 
+app.command()(compare)
 app.command()(demo)
 app.command()(methods)
+app.add_typer(lab, name="lab")
 app.add_typer(bench, name="bench")
 app.command()(reproduce)

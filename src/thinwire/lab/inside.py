@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from thinwire.lab.namespaces import INTERFACE, Host, LabError
 
 _NETWORK = 0x40000000  # CLONE_NEWNET
-T = TypeVar("T")
 
 
 class Counters(NamedTuple):
@@ -27,22 +24,6 @@ def enter(host: Host) -> None:
 
     To be called before a process group is made.
     """
-    _set_namespace(host)
-    os.environ.update(host.environment())
-
-
-def call_inside(host: Host, function: Callable[[], T]) -> T:
-    """Call a function in a thread inside the host: sockets that it opens stay there, this thread does not."""
-
-    def inside() -> T:
-        _set_namespace(host)
-        return function()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(inside).result()
-
-
-def _set_namespace(host: Host) -> None:
     try:
         handle = os.open(f"/run/netns/{host.name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -53,6 +34,7 @@ def _set_namespace(host: Host) -> None:
             raise LabError(f"cannot enter host {host.name}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(handle)
+    os.environ.update(host.environment())
 
 
 def counters(interface: str = INTERFACE) -> Counters | None:

@@ -7,7 +7,7 @@ is not touched, and all is gone when the context ends. Needs root and iproute2's
     with network(2, rate="100mbit") as hosts:
         hosts[0].start([sys.executable, "train.py"])
 
-Names say who made a namespace, so that leftovers can be told from everything else (see `leftovers.py`):
+Names say who made a namespace, so that leftovers can be told from everything else (see `labs.py`):
 "thinwire-p<process>.<its start>-<number>-h0" belongs to a process, "thinwire-<name>-h0" to `thinwire lab up`.
 """
 
@@ -103,8 +103,10 @@ def network(
         rate: what an interface may send and receive ("100mbit"); None: no limit.
         links: in place of a rate, the links of all hosts, in the words of `thinwire.links`.
     """
-    members = build(_own_prefix(), hosts, links or rate or "none")
+    prefix = _own_prefix()
+    members: list[Host] = []
     try:
+        members = build(prefix, hosts, links or rate or "none")
         yield members
     finally:
         for host in members:
@@ -112,7 +114,7 @@ def network(
                 if process.poll() is None:
                     process.kill()
                 process.communicate()
-        remove(hub_of(members[0]), *(host.name for host in members))
+        remove(*(name for name in namespaces() if name.startswith(prefix)))
 
 
 def build(prefix: str, hosts: int, links: str | Links) -> list[Host]:
@@ -157,10 +159,6 @@ def namespaces() -> list[str]:
     """The names of all namespaces of this machine, thinwire's or not."""
     folder = Path("/run/netns")
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-
-
-def hub_of(host: Host) -> str:
-    return f"{host.name.rpartition('-')[0]}-hub"
 
 
 def address_of(number: int) -> str:
