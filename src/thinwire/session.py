@@ -18,6 +18,7 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.exchange import Exchange, State
 from thinwire.groups import private_groups
 from thinwire.handshake import agree
+from thinwire.histogram import Histogram, measure
 from thinwire.layout import Layout, Slot
 from thinwire.links import Links
 from thinwire.meter import Meter, Tally, Worked
@@ -378,6 +379,22 @@ class Session:
         result: list[float] = []
         program = self._replicas.spread(self.place, self.step, self.link, result)
         Blocking(self.wires[0].execute).run(program)
+        return result[0]
+
+    def histogram(
+        self, tensors: Mapping[str, torch.Tensor] | None = None, *, ratio: float | None = None
+    ) -> Histogram:
+        """How the magnitudes of all ranks' gradients are distributed, for 4 KB whatever the model's size.
+
+        To be called on every rank, between `backward()` and `average()` (under DDP gradients are averaged
+        already). With `ratio`, also the threshold that top-k has there. `tensors` instead of gradients.
+        """
+        if not self.wires:
+            raise ThinwireError("this session belongs to a driver: run thinwire.histogram.measure with it")
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        given = [tensor for tensor in (tensors or gradients).values() if tensor is not None]
+        result: list[Histogram] = []
+        Blocking(self.wires[0].execute).run(measure(given, ratio, self.place, result))
         return result[0]
 
     # -- steps -----------------------------------------------------------------------------------------
