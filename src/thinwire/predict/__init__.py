@@ -1,0 +1,179 @@
+"""How long a training step would take: any method, model, number of workers and link, without training.
+
+    from thinwire import Link, predict
+
+    shapes = {"hidden": (1024, 1024), "head": (10, 1024)}
+    link = Link(latency=100e-6, bandwidth=12.5e6)              # 100 Mbit/s
+    predict.step_seconds("topk(ratio=0.01)", shapes, 4, link, compute=0.05)
+    predict.speed_up("topk(ratio=0.01)", shapes, 4, link, compute=0.05)
+    predict.break_even("topk(ratio=0.01)", shapes, 4, compute=0.05)
+
+A step's operations come from the method's own code, run for one worker that stands for all (`mirror.py`);
+their bytes and messages from `costs.py`; the work of coding and decoding from the clock of this machine; and
+what of it hides behind the backward pass from a model of the drivers (`timeline.py`). A `Profile` is all
+that for one method, and can be evaluated for as many links as wanted, or kept as JSON.
+
+What is not in it: packet loss, jitter, stragglers, other traffic, and machines unlike this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from thinwire.costs import Link
+from thinwire.predict.buckets import Shapes, ddp_buckets
+from thinwire.predict.mirror import Job, Round
+from thinwire.predict.profiles import Host, Profile, profile
+from thinwire.predict.timeline import Compute
+
+__all__ = [
+    "BreakEven",
+    "Compute",
+    "Job",
+    "Profile",
+    "Round",
+    "break_even",
+    "break_even_bandwidth",
+    "break_even_of",
+    "ddp_buckets",
+    "profile",
+    "profile_of",
+    "speed_up",
+    "step_seconds",
+]
+
+# Bytes a second between which a break-even is looked for: 80 kbit/s and 8 Tbit/s.
+SLOWEST, FASTEST = 1e4, 1e12
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Where a method and dense take equally long.
+
+    `verdict` is "below" (the method wins on links slower than `bandwidth`, in bytes a second), "always" or
+    "never" (`bandwidth` is then None).
+    """
+
+    verdict: Literal["below", "always", "never"]
+    bandwidth: float | None = None
+
+
+def profile_of(
+    method: str, shapes: Shapes, workers: int, *, host: Host = "ddp", overlap: bool = True
+) -> Profile:
+    """Like `profile`, measured once and remembered."""
+    key = tuple((name, tuple(shape)) for name, shape in shapes.items())
+    return _remembered(method, key, workers, host, overlap)
+
+
+@lru_cache(maxsize=512)
+def _remembered(
+    method: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], workers: int, host: Host, overlap: bool
+) -> Profile:
+    return profile(method, dict(shapes), workers, host=host, overlap=overlap)
+
+
+def step_seconds(
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    link: Link,
+    compute: Compute | float = 0.0,
+    *,
+    host: Host = "ddp",
+    cores: float = math.inf,
+) -> float:
+    """Seconds of one training step.
+
+    Args:
+        method: a method string.
+        shapes: of the parameters by name, in the model's order.
+        workers: how many.
+        link: of every worker; its bandwidth is that of the line, headers included.
+        compute: seconds of a step without communication, or a `Compute` with its parts.
+        host: "ddp", or "average" for `Session.average` in a loop of one's own.
+        cores: how many threads of a worker run side by side without slowing each other.
+    """
+    return profile_of(method, shapes, workers, host=host).step_seconds(link, compute, cores=cores)
+
+
+def speed_up(
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    link: Link,
+    compute: Compute | float = 0.0,
+    *,
+    host: Host = "ddp",
+    cores: float = math.inf,
+) -> float:
+    """How many times faster a step is than with `dense`."""
+    dense = step_seconds("dense", shapes, workers, link, compute, host=host, cores=cores)
+    return dense / step_seconds(method, shapes, workers, link, compute, host=host, cores=cores)
+
+
+def break_even_of(
+    method: Profile,
+    dense: Profile,
+    compute: Compute | float = 0.0,
+    *,
+    latency: float = 50e-6,
+    cores: float = math.inf,
+) -> BreakEven:
+    """The bandwidth at which two profiles take equally long, at this latency."""
+
+    def gain(bandwidth: float) -> float:
+        link = Link(latency, bandwidth)
+        return dense.step_seconds(link, compute, cores=cores) - method.step_seconds(
+            link, compute, cores=cores
+        )
+
+    if method.method == dense.method or gain(SLOWEST) <= 0:
+        return BreakEven("never")
+    if gain(FASTEST) > 0:
+        return BreakEven("always")
+    return BreakEven("below", _sign_change(gain))
+
+
+def _sign_change(gain: Callable[[float], float]) -> float:
+    low, high = SLOWEST, FASTEST
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+    return math.sqrt(low * high)
+
+
+def break_even(
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    compute: Compute | float = 0.0,
+    *,
+    latency: float = 50e-6,
+    host: Host = "ddp",
+    cores: float = math.inf,
+) -> BreakEven:
+    """On which links the method is faster than `dense`."""
+    own, dense = (profile_of(each, shapes, workers, host=host) for each in (method, "dense"))
+    return break_even_of(own, dense, compute, latency=latency, cores=cores)
+
+
+def break_even_bandwidth(
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    compute: Compute | float = 0.0,
+    *,
+    latency: float = 50e-6,
+    host: Host = "ddp",
+    cores: float = math.inf,
+) -> float | None:
+    """The bandwidth in bytes a second below which the method beats `dense`; None if never, or always.
+
+    `break_even` tells the two apart.
+    """
+    return break_even(method, shapes, workers, compute, latency=latency, host=host, cores=cores).bandwidth

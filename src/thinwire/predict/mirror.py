@@ -1,0 +1,124 @@
+"""One rank that stands for all: every other one is taken to send what this one sends.
+
+So a single program shows which operations a method asks for among a thousand ranks, and how long a rank
+works between them, without a thousand programs. Where the length of a payload depends on the data, it is
+the length for this rank's data.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from thinwire import wire
+from thinwire.channel import Place, Program
+from thinwire.costs import Cost
+from thinwire.drivers.process_group import cost_on_gloo
+
+# Up to so many bytes gathered blocks get memory of their own, as on a real network: reading a small block
+# from the cache again and again would make decoding look cheaper than it is.
+OWN_MEMORY = 2**26
+
+
+@dataclass(frozen=True)
+class Round:
+    """One operation of the network, and the seconds this rank worked before it."""
+
+    operation: str
+    work: float
+    payload: int
+    sent: int
+    received: int
+    hops: int
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self.sent, self.received, self.hops)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a driver runs in one go, a DDP bucket as a rule.
+
+    After the last round it works for `closing` seconds; if it `settles`, it then waits for the rest of the
+    step and works for another `finish` seconds.
+    """
+
+    rounds: tuple[Round, ...]
+    closing: float
+    settles: bool
+    finish: float
+
+    @property
+    def work(self) -> float:
+        return sum(each.work for each in self.rounds) + self.closing + self.finish
+
+
+class ElsewhereError(Exception):
+    """A broadcast comes from another rank, whose block this one cannot know: be that rank instead."""
+
+    def __init__(self, src: int) -> None:
+        super().__init__(src)
+        self.src = src
+
+
+class Mirror:
+    """Runs one rank's program in a group whose other ranks hold the same data."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._broadcast: torch.Tensor | None = None
+
+    def run(self, program: Program, *, to_the_end: bool = True) -> Job:
+        """The rounds of the program; with `to_the_end=False` it is left at its settlement."""
+        rounds: list[Round] = []
+        closing, settles = 0.0, False
+        answer: object = None
+        try:
+            while True:
+                began = time.perf_counter()
+                try:
+                    request = program.send(answer)
+                except StopIteration:
+                    rest = time.perf_counter() - began
+                    return Job(tuple(rounds), closing if settles else rest, settles, rest if settles else 0.0)
+                work = time.perf_counter() - began
+                if isinstance(request, wire.Settle):
+                    if not to_the_end:
+                        return Job(tuple(rounds), work, True, 0.0)
+                    closing, settles, answer = work, True, request.finite
+                    continue
+                cost, length = cost_on_gloo(request, self.place)
+                rounds.append(Round(request.name, work, length, cost.sent, cost.received, cost.hops))
+                answer = self._answer(request)
+        finally:
+            program.close()
+
+    def _answer(self, op: wire.Primitive) -> object:
+        size = self.place.size
+        match op:
+            case wire.AllReduce():
+                return op.tensor.mul_(size)
+            case wire.AllGather():
+                apart = size * op.block.numel() <= OWN_MEMORY
+                return op.block.repeat(size, 1) if apart else op.block.expand(size, -1)
+            case wire.Broadcast():
+                return self._from(op)
+            case wire.AllToAll():
+                mine = op.blocks[self.place.rank]
+                apart = size * mine.numel() <= OWN_MEMORY
+                return [mine.clone() if apart else mine for _ in range(size)]
+            case wire.Settle():
+                return op.finite
+
+    def _from(self, op: wire.Broadcast) -> torch.Tensor:
+        """This rank's own block; in place of another one's, what this rank has broadcast before."""
+        if op.src == self.place.rank:
+            self._broadcast = op.block.clone()
+        elif self._broadcast is None or self._broadcast.shape != op.block.shape:
+            raise ElsewhereError(op.src)
+        else:
+            op.block.copy_(self._broadcast)
+        return op.block
