@@ -140,20 +140,19 @@ def cheapest_ragged_gather(sizes: Sequence[int], link: Link) -> str:
     return "direct" if wasted * (size - 1) > 1024 * size else "padded"
 
 
-def cheapest_upload(uploaders: int, size: int, coded: int, summed: int, dense: int | None) -> str:
+def cheapest_upload(uploaders: int, size: int, coded: int, summed: int, dense: int) -> str:
     """How the uploads of some ranks reach all: "nothing", "broadcast", "star" or "mean".
 
     A pure function of how many upload, hence equal on every rank. What counts are the bytes that the
     busiest rank receives, then the rounds. Broadcasts: every upload (`coded` bytes). A star: the first
     uploader receives the others' and broadcasts the sum (`summed` bytes). A mean: an all-reduce of `dense`
-    bytes, if it may be used.
+    bytes.
     """
     if not uploaders:
         return "nothing"
     received = {
         "broadcast": (uploaders * coded, uploaders),
         "star": (max((uploaders - 1) * coded, summed), 2),
+        "mean": (all_reduce(size, dense).received, 1),
     }
-    if dense is not None:
-        received["mean"] = (all_reduce(size, dense).received, 1)
     return min(received, key=lambda transport: received[transport])

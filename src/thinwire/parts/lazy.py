@@ -83,7 +83,10 @@ class Coder:
 async def ask_all(flag: int, ch: Channel, device: torch.device) -> list[int]:
     """Everybody's flag, in rank order: one byte a rank."""
     mine = torch.tensor([flag], dtype=torch.uint8, device=device)
-    flags = [int(theirs[0]) for (theirs,) in await ch.gather([mine])]
+    return checked([int(theirs[0]) for (theirs,) in await ch.gather([mine])])
+
+
+def checked(flags: list[int]) -> list[int]:
     for rank, value in enumerate(flags):
         if value > BROKEN:
             raise PayloadError(f"rank {rank} sends the flag {value}, which this version does not know")
@@ -97,16 +100,19 @@ class Sum:
     the sum of the ranks' `last` however many steps are made.
     """
 
-    def __init__(self, last: torch.Tensor, total: torch.Tensor, coder: Coder, *, may_average: bool) -> None:
+    def __init__(
+        self, last: torch.Tensor, total: torch.Tensor, coder: Coder, *, only_broadcasts: bool = False
+    ) -> None:
         self.last: torch.Tensor = last
         self.total: torch.Tensor = total
         self.coder = coder
-        self.may_average = may_average
+        self.only_broadcasts = only_broadcasts
 
     def transport(self, uploaders: int, size: int) -> str:
+        if self.only_broadcasts:
+            return "broadcast" if uploaders else "nothing"
         n = self.last.numel()
-        dense = 4 * n if self.may_average else None
-        return costs.cheapest_upload(uploaders, size, self.coder.payload_bytes(n), 4 * n, dense)
+        return costs.cheapest_upload(uploaders, size, self.coder.payload_bytes(n), 4 * n, 4 * n)
 
     async def add(self, uploaders: Sequence[int], mine: Upload, x: torch.Tensor, ch: Channel) -> None:
         """Bring the uploads of these ranks to everybody. The tensors given at first stay as they are."""
@@ -280,9 +286,9 @@ class Lazy(Exchange):
         if FRESH in flags:  # the first step, or a group of another size: all begin anew
             mine = mine if fresh else coder.encode(x, nothing)
             uploaders = list(range(ch.size))
-            state_sum = Sum(nothing, nothing, coder, may_average=True)
+            state_sum = Sum(nothing, nothing, coder)
         else:
-            state_sum = Sum(state.last, state.total, coder, may_average=True)
+            state_sum = Sum(state.last, state.total, coder)
         await state_sum.add(uploaders, mine, x, ch)
         mean = state_sum.total / ch.size
         squared = squared_norm(mean)
