@@ -5,6 +5,7 @@ import typer
 from thinwire.cli.bench import bench
 from thinwire.cli.compare import compare
 from thinwire.cli.demo import demo
+from thinwire.cli.gradients import gradients
 from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
 from thinwire.cli.reproduce import reproduce
@@ -31,3 +32,4 @@ app.command()(methods)
 app.add_typer(lab, name="lab")
 app.add_typer(bench, name="bench")
 app.command()(reproduce)
+app.command()(gradients)
