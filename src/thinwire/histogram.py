@@ -167,9 +167,10 @@ def _histogram(row: list[float], place: Place) -> Histogram:
     entries, total, magnitudes, squares, thresholds, ratios, ratio_squares = row[BINS + _SPECIAL :]
     if place.size * ratio_squares - ratios**2 > 1e-9 * max(1e-9, ratio_squares):
         raise DisagreementError("the ranks ask for histograms with different ratios; give them the same")
-    if not entries:
-        raise ConfigError("there is no finite gradient on any rank: call histogram() after backward()")
-    mean = total / entries
+    if not entries and not row[BINS + 2]:
+        raise ConfigError("there is no gradient on any rank: call histogram() after backward()")
+    finite = max(entries, 1.0)
+    mean = total / finite
     ratio = ratios / place.size
     return Histogram(
         tuple(int(count) for count in row[1 : BINS + 1]),
@@ -178,8 +179,8 @@ def _histogram(row: list[float], place: Place) -> Histogram:
         int(row[BINS + 2]),
         int(entries),
         mean,
-        math.sqrt(max(0.0, squares / entries - mean**2)),
-        magnitudes / entries,
+        math.sqrt(max(0.0, squares / finite - mean**2)),
+        magnitudes / finite,
         ratio if ratios else math.nan,
         thresholds / place.size if ratios else math.nan,
     )

@@ -8,6 +8,7 @@ from thinwire.cli.demo import demo
 from thinwire.cli.gradients import gradients
 from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
+from thinwire.cli.predict import predict
 from thinwire.cli.reproduce import reproduce
 
 HELP = "Train PyTorch models over thin wires: the same accuracy for a small part of the bytes."
@@ -31,5 +32,6 @@ app.command()(demo)
 app.command()(methods)
 app.add_typer(lab, name="lab")
 app.add_typer(bench, name="bench")
+bench.command()(predict)
 app.command()(reproduce)
 app.command()(gradients)
