@@ -10,7 +10,12 @@ from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
 __all__ = ["Claim", "Context", "Outcome", "Reproduction", "find", "names"]
 
 # In the order of docs/reproductions.md. Each module of this package has a REPRODUCTION.
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = (
+    "a2sgd",
+    "sketched",
+    "scalecom",
+    "distributions",
+)
 
 
 def names() -> tuple[str, ...]:
