@@ -6,6 +6,8 @@ session = thinwire.attach(model, "topk(ratio=0.01)")
 
 __version__ = "0.1.0"
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from thinwire.channel import Channel, Place
 from thinwire.costs import Link
 from thinwire.drivers import Lockstep, Simulated
@@ -49,6 +51,9 @@ from thinwire.schedules import PQASGD, SPASGD, DiLoCo, LocalSGD, Periodic, Sched
 from thinwire.schedules.session import PeriodicSession
 from thinwire.session import Session
 
+if _TYPE_CHECKING:
+    from thinwire.parameter_server import AsyLPG, LinearProblem, ModuleProblem, asylpg, serve, work
+
 __all__ = [
     "A2SGD",
     "BF16",
@@ -61,6 +66,7 @@ __all__ = [
     "QSGD",
     "SLAQ",
     "SPASGD",
+    "AsyLPG",
     "Attached",
     "Channel",
     "ConfigError",
@@ -73,10 +79,12 @@ __all__ = [
     "GaussianK",
     "HeavyBall",
     "Layout",
+    "LinearProblem",
     "Link",
     "LocalSGD",
     "Lockstep",
     "Meter",
+    "ModuleProblem",
     "Natural",
     "OneBit",
     "PayloadError",
@@ -103,6 +111,7 @@ __all__ = [
     "TopK",
     "Traits",
     "Warmup",
+    "asylpg",
     "attach",
     "methods",
     "parse",
@@ -111,5 +120,18 @@ __all__ = [
     "residual",
     "same_batch",
     "schedules",
+    "serve",
     "to_json",
+    "work",
 ]
+
+# The parameter server needs Numba from the start: it is imported when it is asked for.
+_SERVER = ("AsyLPG", "LinearProblem", "ModuleProblem", "asylpg", "serve", "work")
+
+
+def __getattr__(name: str) -> object:
+    if name in _SERVER:
+        from thinwire import parameter_server
+
+        return getattr(parameter_server, name)
+    raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
