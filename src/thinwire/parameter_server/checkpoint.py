@@ -50,7 +50,7 @@ def save(server: Server, path: Path) -> None:
 def load(server: Server, path: Path) -> None:
     """Put a saved state into a new server; StateError if it does not fit, and nothing is changed."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in (*_ARRAYS, "staleness")}
             told = cast("dict[str, Any]", json.loads(found["meta"].tobytes()))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
