@@ -18,13 +18,14 @@ from thinwire.drivers.lanes import Job, Lanes, Step
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.handshake import agree
 from thinwire.hosts.streams import LaneStreams, future_for
+from thinwire.layout import Layout
 from thinwire.meter import Meter, Tally
 from thinwire.notices import tell, warn
 from thinwire.replicas import Replicas
 from thinwire.schedules import saved
 from thinwire.schedules.base import Schedule
 from thinwire.schedules.clock import Clock
-from thinwire.schedules.fragments import Block, Fragment, cut
+from thinwire.schedules.fragments import Block, Fragment, cut, master_dtype
 from thinwire.schedules.meeting import NOTE_BYTES, Meeting, OptimizerMemory
 from thinwire.session import Session
 from thinwire.wire import Primitive
@@ -193,10 +194,15 @@ class PeriodicSession:
                 total += sum(_bytes(kept) for kept in self._memory.tensors(fragment.pieces).values())
         return total
 
-    def payload_bytes(self) -> float | None:
-        """The same for each step, after the warm-up and before cycles grow."""
-        total = self.cycle_bytes()
+    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> float | None:
+        """The same for each step, after the warm-up and before cycles grow; or these layouts' part of it."""
+        total = self.cycle_bytes() if layouts is None else self.exchanges.payload_bytes(layouts)
         return None if total is None else total / self.method.period
+
+    def layout(self, names: Sequence[str], device: torch.device) -> Layout:
+        """The layout of these parameters one after the other in one buffer."""
+        dtype = master_dtype(self.parameters[names[0]].dtype)
+        return Layout.of(((name, tuple(self.parameters[name].shape)) for name in names), dtype, device)
 
     def pending(self) -> dict[str, torch.Tensor]:
         """What this rank still owes the mean, by parameter (or stretch of one): see `Session.pending`."""
@@ -257,6 +263,10 @@ class PeriodicSession:
     def reconcile(self) -> None:
         """The name that `Session` has for `sync`."""
         self.sync()
+
+    def common_parameters(self) -> dict[str, torch.Tensor]:
+        """The last common model, by parameter (or stretch of one, where tensors are cut): views to read."""
+        return dict(self._anchors())
 
     @contextmanager
     def common_model(self) -> Generator[None, None, None]:
