@@ -13,6 +13,7 @@ import thinwire
 from tests.hosts.common import batch, flat, loaded_together, mlp
 from tests.schedules.cohort import Cohort, normed, sgd
 from thinwire.launch import Worker
+from thinwire.liveness import GRACE_SECONDS
 
 TIMEOUT = 4.0
 
