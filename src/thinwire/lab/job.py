@@ -35,15 +35,19 @@ def run(
     """
     processes: list[subprocess.Popen[str]] = []
     lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+    readers: list[threading.Thread] = []
     try:
         for rank, host in enumerate(hosts):
             processes.append(_start(host, command, _environment(rank, hosts, port)))
         # Threads begin when all processes have: what runs between fork and exec must not meet any.
         for rank, process in enumerate(processes):
-            threading.Thread(target=_read, args=(rank, process, lines), daemon=True).start()
+            readers.append(threading.Thread(target=_read, args=(rank, process, lines), daemon=True))
+            readers[-1].start()
         return _watch(processes, lines, show)
     finally:
         _end(processes)
+        for reader in readers:
+            reader.join(GRACE_SECONDS)
 
 
 def _environment(rank: int, hosts: Sequence[Host], port: int) -> dict[str, str]:
@@ -84,8 +88,8 @@ def _read(
 ) -> None:
     if process.stdout is None:
         raise LabError("a process without output")
-    with contextlib.suppress(ValueError):  # closed under our hands: the job is over
-        for line in process.stdout:
+    with process.stdout as output:
+        for line in output:
             lines.put((rank, line.rstrip("\n")))
     process.wait()
     lines.put((rank, None))
