@@ -15,6 +15,7 @@ from torch import nn
 
 from thinwire.channel import Place
 from thinwire.drivers.lockstep import Lockstep
+from thinwire.exchange import Exchange
 from thinwire.meter import Tally
 from thinwire.registry import parse
 from thinwire.session import Session
@@ -38,10 +39,12 @@ class Recipe:
     seed: int = 0
     dense_below: int = 1024
     hidden: tuple[int, ...] = ()
+    momentum_before: float = 0.0
+    """Each worker's own momentum, before anything is compressed; instead of the optimizer's."""
     decay_at: float = 1.0
     """The part of the steps after which the learning rate is a tenth."""
 
-    def key(self, method: str, data: Dataset) -> str:
+    def key(self, method: str | Exchange, data: Dataset) -> str:
         """For `Context.once`."""
         return f"{method} | {data.name} {len(data.inputs)} | {asdict(self)}"
 
@@ -49,7 +52,7 @@ class Recipe:
 class Cohort:
     """`recipe.workers` workers that train with one method."""
 
-    def __init__(self, method: str, recipe: Recipe, data: Dataset) -> None:
+    def __init__(self, method: str | Exchange, recipe: Recipe, data: Dataset) -> None:
         self.recipe = recipe
         self.data = data
         self.exchange = parse(method)
@@ -73,6 +76,7 @@ class Cohort:
             for rank in range(recipe.workers)
         ]
         self._order = torch.Generator().manual_seed(1 + recipe.seed)
+        self._velocities: Gradients = []
         self.steps = 0
 
     def model_of(self, rank: int) -> nn.Module:
@@ -114,7 +118,7 @@ class Cohort:
         value, gradients = self.gradients()
         if watch is not None:
             watch(gradients)
-        means = self.average(gradients)
+        means = self.average(self._with_momentum(gradients))
         if self.steps == int(self.recipe.decay_at * self.recipe.steps):
             for optimizer in self.optimizers:
                 optimizer.param_groups[0]["lr"] *= 0.1
@@ -125,6 +129,17 @@ class Cohort:
         self.steps += 1
         return value
 
+    def _with_momentum(self, gradients: Gradients) -> Gradients:
+        factor = self.recipe.momentum_before
+        if not factor:
+            return gradients
+        if not self._velocities:
+            self._velocities = [{n: torch.zeros_like(g) for n, g in own.items()} for own in gradients]
+        for velocities, own in zip(self._velocities, gradients, strict=True):
+            for name, gradient in own.items():
+                gradient.copy_(velocities[name].mul_(factor).add_(gradient))
+        return gradients
+
     def reconcile(self) -> None:
         """Average the replicas' parameters."""
         if self.steps and len(self.models) > 1:
@@ -133,15 +148,15 @@ class Cohort:
     def spread(self) -> float:
         """The largest distance of a replica from the mean of all, relative to its norm."""
         flats = [torch.cat([p.detach().reshape(-1) for p in model.parameters()]) for model in self.models]
-        mean = torch.stack(flats).mean(0)
-        return max(float((flat - mean).norm() / mean.norm()) for flat in flats)
+        mean, norm = torch.stack(flats).mean(0), torch.linalg.vector_norm
+        return max(float(norm(flat - mean) / norm(mean)) for flat in flats)
 
     def mean_model(self) -> nn.Module:
         """A model with the mean of all replicas' parameters and buffers."""
         mean = copy.deepcopy(self.models[0])
         others = [model.state_dict() for model in self.models]
         for name, tensor in mean.state_dict().items():
-            tensor.copy_(torch.stack([other[name].float() for other in others]).mean(0))
+            tensor.copy_(sum(other[name].float() for other in others) / len(others))
         return mean
 
     def spent(self) -> Tally:
@@ -150,7 +165,7 @@ class Cohort:
 
 
 def train(
-    method: str, recipe: Recipe, data: Dataset, *, looks: int = 4, test_rows: int = 0
+    method: str | Exchange, recipe: Recipe, data: Dataset, *, looks: int = 4, test_rows: int = 0
 ) -> dict[str, Any]:
     """Train and return JSON: losses, accuracies at `looks` steps, bytes a step and rounds of rank 0."""
     cohort = Cohort(method, recipe, data)
