@@ -1,0 +1,296 @@
+"""LAG and its relatives in sessions: what is sent, what is kept, and when nothing is."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.laws.cohort import SHAPES, Cohort, same_bits
+from tests.laws.test_laws import Quadratic
+from thinwire import LAG, LAQ, LASG, SLAQ, ConfigError, Exchange, Place, Session, costs
+from thinwire.parts.lazy import Coder, Counts, LazyState
+
+# Within what theory asks for: window * xi well below 1, steps shorter for it.
+SOUND = (
+    LAG(xi=0.02),
+    LAG(rule="ps", xi=0.02),
+    LAQ(bits=4, xi=0.02),
+    LAQ(bits=8, xi=0.02, max_skip=3),
+    SLAQ(bits=4, xi=0.02, allowance=0.01),
+    LASG(bits=4),
+)
+
+
+def states(cohort: Cohort) -> list[LazyState]:
+    return [next(iter(session.states._live.values())).state for session in cohort.sessions]
+
+
+def descend(cohort: Cohort, steps: int, rate: float = 0.3) -> tuple[torch.Tensor, Quadratic]:
+    """Gradient descent on ranks whose minima lie far apart, with a check of the sum at every step."""
+    problem, x = Quadratic(len(cohort.sessions)), torch.zeros(20, 30)
+    for _ in range(steps):
+        outputs = cohort.average(problem.gradients(x))
+        kept = states(cohort)
+        total = sum(state.last for state in kept)
+        for state, output in zip(kept, outputs, strict=True):
+            assert same_bits(state.total, kept[0].total)
+            # A mean is made in float32, and so exact to the last digits of what is averaged.
+            assert (state.total - total).abs().max() <= 1e-6 * sum(one.last.abs() for one in kept).max()
+            assert same_bits(output["wide"].view(-1), (state.total / len(kept)).float())
+        x = x - rate * outputs[0]["wide"]
+    return x, problem
+
+
+@pytest.mark.parametrize("method", SOUND, ids=str)
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_sum_is_that_of_the_last_uploads_at_every_step_and_leads_to_the_minimum(
+    method: Exchange, size: int
+) -> None:
+    cohort = Cohort(method, size, {"wide": (20, 30)})
+    x, problem = descend(cohort, 60)
+    assert (x - problem.best).norm() < 0.02 * problem.best.norm()
+    if not isinstance(method, LASG):  # which has nothing to compare here
+        assert any(Counts.of(state).uploads < 60 for state in states(cohort))
+
+
+@pytest.mark.parametrize("method", [LAG(xi=1.0), LAQ(bits=1, xi=0.5), SLAQ(bits=2, allowance=50.0)], ids=str)
+def test_the_sum_is_right_whatever_is_skipped(method: Exchange) -> None:
+    descend(Cohort(method, 3, {"wide": (20, 30)}), 20, rate=0.05)
+
+
+def test_the_sum_does_not_drift() -> None:
+    """Nothing but broadcasts: differences on top of differences, on numbers around 100."""
+    cohort = Cohort(LAQ(bits=4, xi=0.5, max_skip=2), 3, {"wide": (7, 9)})
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        cohort.average([{"wide": torch.randn(7, 9, generator=rng) * 100} for _ in range(3)])
+    kept = states(cohort)
+    assert "all_reduce" not in cohort.driver.meters[0].by_operation
+    assert (kept[0].total - sum(state.last for state in kept)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_xi_0_is_the_dense_mean_bit_for_bit(size: int) -> None:
+    lazy, dense = Cohort(LAG(xi=0.0), size), Cohort("dense", size)
+    for step in range(4):
+        inputs = lazy.inputs(step // 2)  # the same gradients twice: even no difference is uploaded
+        for mine, plain in zip(lazy.average(inputs), dense.average(inputs), strict=True):
+            assert all(same_bits(mine[name], plain[name]) for name in SHAPES)
+
+
+def test_laq_with_32_bits_is_lag() -> None:
+    lag = Cohort(LAG(xi=0.3, window=4), 4, {"wide": (20, 30)})
+    laq = Cohort(LAQ(bits=32, xi=0.3, window=4, max_skip=10_000), 4, {"wide": (20, 30)})
+    problem, x, skipped = Quadratic(4), torch.zeros(20, 30), 0
+    for _ in range(40):
+        (output, *_), (other, *_) = (cohort.average(problem.gradients(x)) for cohort in (lag, laq))
+        assert same_bits(output["wide"], other["wide"])
+        skipped += sum(Counts.of(state).clock > 0 for state in states(laq))
+        x = x - 0.3 * output["wide"]
+    assert skipped > 20
+
+
+@pytest.mark.parametrize("limit", [0, 2, 5])
+@pytest.mark.parametrize("cls", [LAQ, SLAQ])
+def test_nobody_is_silent_for_longer_than_max_skip(cls: type, limit: int) -> None:
+    cohort = Cohort(cls(xi=1e6, max_skip=limit), 3)
+    longest = 0
+    for step in range(15):
+        cohort.average(cohort.inputs(step))
+        longest = max(longest, *(Counts.of(state).clock for state in states(cohort)))
+    assert longest == limit
+
+
+def test_nothing_but_flags_travels_when_nobody_uploads() -> None:
+    cohort = Cohort(LAG(xi=1e9), 4)
+    cohort.average(cohort.inputs(0))
+    before = [meter.total for meter in cohort.driver.meters]
+    first = cohort.average(cohort.inputs(0))
+    second = cohort.average(cohort.inputs(1))
+    assert all(same_bits(first[0][name], second[0][name]) for name in SHAPES)
+    for meter, old in zip(cohort.driver.meters, before, strict=True):
+        since = meter.total.minus(old)
+        assert (since.operations, since.payload_bytes) == (2, 2), "one byte a rank and step"
+
+
+def uploads_of(news: list[int], size: int, method: Exchange) -> tuple[dict[str, int], Cohort, list]:
+    """One step in which only these ranks have news; the operations it took."""
+    cohort = Cohort(method, size)
+    start = cohort.inputs(0)
+    cohort.average(start)
+    before = dict(cohort.driver.meters[0].by_operation)
+    inputs = [
+        {name: 1000 * t + 1000 if rank in news else t for name, t in one.items()}
+        for rank, one in enumerate(start)
+    ]
+    outputs = cohort.average(inputs)
+    after = cohort.driver.meters[0].by_operation
+    counted = {
+        name: tally.operations - (before[name].operations if name in before else 0)
+        for name, tally in after.items()
+    }
+    truth = {name: sum(one[name].double() for one in inputs) / size for name in SHAPES}
+    error = max(float((outputs[0][name] - truth[name]).abs().max()) for name in SHAPES)
+    return {name: n for name, n in counted.items() if n}, cohort, [error, outputs]
+
+
+@pytest.mark.parametrize(
+    ("size", "news", "operations"),
+    [
+        (4, [], {"all_gather": 1}),
+        (4, [2], {"all_gather": 1, "broadcast": 1}),
+        (5, [1, 3], {"all_gather": 1, "all_to_all": 1, "broadcast": 1}),
+        (5, [0, 1, 2, 4], {"all_gather": 1, "all_reduce": 1}),
+        (5, [0, 1, 2, 3, 4], {"all_gather": 1, "all_reduce": 1}),
+    ],
+)
+def test_how_uploads_travel_follows_from_the_flags(size: int, news: list[int], operations: dict) -> None:
+    counted, cohort, (error, outputs) = uploads_of(news, size, LAG(xi=1.0))
+    assert counted == operations
+    assert error < 0.05, "a mean of numbers up to a hundred thousand"
+    for rank, state in enumerate(states(cohort)):
+        assert (Counts.of(state).clock == 0) == (rank in news)
+    assert all(same_bits(outputs[0][name], other[name]) for other in outputs for name in SHAPES)
+
+
+@given(st.integers(0, 64), st.integers(1, 64), st.integers(1, 10**7), st.sampled_from([1, 2, 4, 8, 32]))
+def test_the_plan_is_the_cheapest_for_the_busiest_receiver(u: int, size: int, n: int, bits: int) -> None:
+    u, coded = min(u, size), Coder(bits).payload_bytes(n)
+    received = {
+        "nothing": 0 if u == 0 else float("inf"),
+        "broadcast": u * coded,
+        "star": max((u - 1) * coded, 4 * n),
+        "mean": costs.all_reduce(size, 4 * n).received,
+    }
+    chosen = costs.cheapest_upload(u, size, coded, 4 * n, 4 * n)
+    assert received[chosen] == min(received.values())
+    if u == size:
+        assert bits < 32 or chosen == "mean", "all upload, uncoded: the dense mean itself"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_a_code_is_within_its_error_bound(bits: int) -> None:
+    rng = torch.Generator().manual_seed(bits)
+    last = torch.randn(1000, generator=rng, dtype=torch.float64)
+    for scale in (1e-12, 1e-3, 1.0, 1e6):
+        x = (last + scale * torch.randn(1000, generator=rng, dtype=torch.float64)).float()
+        upload = Coder(bits).encode(x, last)
+        decoded = Coder(bits).decode(upload.parts, 1000)
+        radius = float((x - last).abs().max())
+        worst = float((last + decoded - x).abs().max())
+        assert worst <= radius / (2**bits - 1) * (1 + 1e-5) + 1e-7 * radius
+        assert upload.error == pytest.approx(float((last + decoded - x).square().sum()), rel=1e-3)
+        assert upload.size == pytest.approx(float(decoded.double().square().sum()), rel=1e-5)
+
+
+def test_a_changed_learning_rate_is_taken_into_account() -> None:
+    """R_k measures past steps by the present rate: at a tenth of it they weigh a hundred times as much."""
+
+    def uploads(rate: float) -> int:
+        driver = Cohort("dense", 3).driver
+        parameter = torch.zeros(40, requires_grad=True)
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        sessions = [
+            Session([("p", parameter)], LAG(xi=0.05), place=Place(rank, 3), optimizer=optimizer)
+            for rank in range(3)
+        ]
+        rng = torch.Generator().manual_seed(0)
+        base = torch.randn(40, generator=rng)
+        for step in range(8):
+            if step == 6:
+                optimizer.param_groups[0]["lr"] = rate
+            programs = []
+            for session in sessions:
+                session.begin_step()
+                _, views = session.views({"p": base + 0.9 * torch.randn(40, generator=rng)})
+                programs.append(session.program(views))
+            kept = driver.run(programs)
+            for session in sessions:
+                session.end_step(kept)
+        return sum(
+            Counts.of(next(iter(session.states._live.values())).state).clock == 0 for session in sessions
+        )
+
+    assert uploads(1.0) == 3
+    assert uploads(0.1) == 0
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "plain", "groups"])
+def test_an_optimizer_whose_steps_are_others_is_warned_of(optimizer: str, caplog) -> None:
+    a, b = torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    made = {
+        "momentum": lambda: torch.optim.SGD([a, b], lr=0.1, momentum=0.9),
+        "adam": lambda: torch.optim.Adam([a, b]),
+        "plain": lambda: torch.optim.SGD([a, b], lr=0.1),
+        "groups": lambda: torch.optim.SGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.2}]),
+    }[optimizer]()
+    Session([("a", a), ("b", b)], "lag", place=Place(0, 1), optimizer=made)
+    said = {"plain": "", "groups": "has several"}.get(optimizer, "its guarantees do not hold")
+    assert bool(caplog.text) == bool(said)
+    assert said in caplog.text
+
+
+def test_small_tensors_are_skipped_with_the_rest() -> None:
+    cohort = Cohort(LAG(xi=1e9), 3, {"weight": (40, 50), "bias": (50,)}, dense_below=1024)
+    for step in range(3):
+        cohort.average(cohort.inputs(step))
+    assert cohort.driver.meters[0].payload_bytes == 4 * 2050 + 3
+
+
+def test_another_number_of_ranks_begins_anew() -> None:
+    old = Cohort(LAQ(), 4)
+    for step in range(5):
+        old.average(old.inputs(step))
+    saved = [session.state_dict() for session in old.sessions]
+    for how, given_to in (("sum", [saved[:2], saved[2:]]), ("drop", [saved[0], saved[3]])):
+        new, fresh = Cohort(LAQ(), 2), Cohort(LAQ(), 2)
+        for session, state in zip(new.sessions, given_to, strict=True):
+            session.load_state_dict(state, on_resize=how)
+        inputs = new.inputs(9)
+        for mine, other in zip(new.average(inputs), fresh.average(inputs), strict=True):
+            assert all(same_bits(mine[name], other[name]) for name in SHAPES)
+
+
+class Scale:
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def get_scale(self) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize("method", [LAG(xi=0.3), LAG(rule="ps", xi=1.0), LAQ(), SLAQ(allowance=1.0)], ids=str)
+def test_what_is_kept_follows_the_loss_scale(method: Exchange) -> None:
+    def outputs(scales: list[float]) -> list[torch.Tensor]:
+        cohort, scale, found = Cohort(method, 3, {"wide": (20, 30)}), Scale(), []
+        for session in cohort.sessions:
+            session._scaler = scale
+        problem, x = Quadratic(3), torch.zeros(20, 30)
+        for value in scales:
+            scale.value = value
+            given = [{"wide": one["wide"] * value} for one in problem.gradients(x)]
+            found.append(cohort.average(given)[0]["wide"] / value)
+            x = x - 0.3 * found[-1]
+        return [*found, torch.tensor([float(Counts.of(state).uploads) for state in states(cohort)])]
+
+    plain, scaled = outputs([1.0] * 20), outputs([1.0] * 5 + [1024.0] * 7 + [256.0] * 8)
+    assert torch.equal(plain[-1], scaled[-1]), "the same uploads"
+    for a, b in zip(plain, scaled, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lag(rule='both')", "rule must be one of 'wk', 'ps'"),
+        ("lag(window=0)", "window must be a whole number from 1 up"),
+        ("lag(xi=-0.1)", "xi must be a finite number from 0 up"),
+        ("laq(bits=3)", "bits must be one of 1, 2, 4, 8, 32"),
+        ("laq(max_skip=-1)", "max_skip must be a whole number from 0 up"),
+        ("slaq(allowance='much')", "allowance must be a finite number"),
+        ("lasg(bits=5)", "bits must be one of"),
+    ],
+)
+def test_bad_options_are_named(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Session([("p", torch.zeros(3))], text, place=Place(0, 1))
