@@ -98,7 +98,8 @@ def test_slow_workers_do_not_hold_up_the_others():
 
 
 @pytest.mark.parametrize(
-    "options", [FULL, {"mode": "centered", "bits_down": 3, "bits_up": 5}, {"variant": "sparse", "bits_down": 8}]
+    "options",
+    [FULL, {"mode": "centered", "bits_down": 3, "bits_up": 5}, {"variant": "sparse", "bits_down": 8}],
 )
 def test_metered_bytes_are_those_of_the_formula(options):
     result = run(epochs=2, **options)

@@ -256,7 +256,10 @@ class Server:
     def _begin_epoch(self, x: Vector) -> None:
         """x~ = x, rounded to float32 as it will travel, so that all have the same."""
         state = self.state
-        state.snapshot = x.astype(np.float32).astype(x.dtype)
+        with np.errstate(over="ignore"):
+            state.snapshot = x.astype(np.float32).astype(x.dtype)
+        if not bool(np.isfinite(state.snapshot).all()):
+            raise self._diverged()
         state.x = state.snapshot.copy()
         state.total = np.zeros(self.size)
         if self.options.variant != "accelerated":
@@ -430,14 +433,16 @@ class Server:
             state.x, state.snapshot, mode=options.mode, bits=options.bits_down, mu=mu, seed=seed
         )
         if not math.isfinite(square) or math.isnan(coded.scale):
-            raise ThinwireError(
-                f"the parameters are no longer finite in epoch {state.epoch}: lower lr (now {options.lr})"
-            )
+            raise self._diverged()
         state.bits_down += coded.bits
         peer.ticket, peer.waiting = state.version, False
         self._open_tickets += 1
         self._given += 1
         self._post(link, Message(Kind.PARAMETERS, state.epoch, state.version, coded))
+
+    def _diverged(self) -> ThinwireError:
+        where = f"in epoch {self.state.epoch}" if self.state.epoch else "at the start or in the first epoch"
+        return ThinwireError(f"the parameters are not finite {where}: lower lr (now {self.options.lr:g})")
 
     def _post(self, link: int, message: Message) -> None:
         if message.kind in (Kind.SNAPSHOT,):
