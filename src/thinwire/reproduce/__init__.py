@@ -11,6 +11,7 @@ __all__ = ["Claim", "Context", "Outcome", "Reproduction", "find", "names"]
 
 # In the order of docs/reproductions.md. Each module of this package has a REPRODUCTION.
 NAMES: tuple[str, ...] = (
+    "pqasgd",
     "a2sgd",
     "sketched",
     "scalecom",
