@@ -27,7 +27,7 @@ from typing import Literal
 from thinwire.costs import Link
 from thinwire.predict.buckets import Shapes, ddp_buckets
 from thinwire.predict.mirror import Job, Round
-from thinwire.predict.profiles import Host, Profile, profile
+from thinwire.predict.profiles import Host, Profile, profile, profiles
 from thinwire.predict.timeline import Compute
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "ddp_buckets",
     "profile",
     "profile_of",
+    "profiles",
     "speed_up",
     "step_seconds",
 ]

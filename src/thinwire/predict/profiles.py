@@ -160,6 +160,18 @@ def profile(
         return _profile(player, workers, repeats)
 
 
+def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int = 5) -> dict[int, Profile]:
+    """Like `profile` under DDP for several numbers of workers, without measuring the same one twice."""
+    if min(counts, default=1) < 1:
+        raise ConfigError(f"a group has one worker or more, not {min(counts)}")
+    with _without_notices():
+        player = _Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None)
+        known: dict[int, Profile] = {}
+        for count in sorted(counts):
+            known[count] = _profile(player, count, repeats, known)
+        return {count: known[count] for count in counts}
+
+
 @contextmanager
 def _without_notices() -> Generator[None, None, None]:
     """Sessions that only play have nothing to tell the user."""
@@ -171,10 +183,13 @@ def _without_notices() -> Generator[None, None, None]:
         log.disabled = before
 
 
-def _profile(player: _Player, workers: int, repeats: int) -> Profile:
+def _profile(
+    player: _Player, workers: int, repeats: int, known: Mapping[int, Profile] | None = None
+) -> Profile:
     if workers <= MEASURED_WORKERS[-1]:
         return player.play(workers, repeats)
-    few, many = (player.play(count, repeats) for count in MEASURED_WORKERS)
+    known = known or {}
+    few, many = (known.get(count) or player.play(count, repeats) for count in MEASURED_WORKERS)
     only_rounds = player.play(workers, 0)
     if _kinds(few) == _kinds(many) == _kinds(only_rounds):
         return _extrapolated(few, many, only_rounds)
