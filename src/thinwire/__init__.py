@@ -46,6 +46,7 @@ from thinwire.methods import (
     Warmup,
     same_batch,
 )
+from thinwire.probing import probe
 from thinwire.registry import methods, parse, parse_method, schedules, to_json
 from thinwire.schedules import PQASGD, SPASGD, DiLoCo, LocalSGD, Periodic, Schedule
 from thinwire.schedules.session import PeriodicSession
@@ -116,6 +117,7 @@ __all__ = [
     "methods",
     "parse",
     "parse_method",
+    "probe",
     "replicated",
     "residual",
     "same_batch",

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import predict
 from thinwire.launch import Worker, run_local
 from thinwire.links import hosts_for
-from thinwire.probe import probe
+from thinwire.probing import probe
 from thinwire.registry import parse
 
 LINKS = ("lab:50mbit", "lab:100mbit", "lab:1000mbit")
@@ -94,7 +94,6 @@ def _work(worker: Worker, link: str, methods: Sequence[str]) -> list[Row]:
     torch.set_num_threads(1)
     # The workers share this machine: all of them measure at once, and none has a core to spare then.
     cores = max(1.0, (os.cpu_count() or 1) / worker.size)
-    compute = _compute()
     probed = probe()
     shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
     rows: list[Row] = []
@@ -102,13 +101,14 @@ def _work(worker: Worker, link: str, methods: Sequence[str]) -> list[Row]:
         worker.report(f"{method} on {link}")
         dist.barrier()
         profile = predict.profile(method, shapes, worker.size)
-        predicted = profile.step_seconds(probed, compute, cores=cores)
+        compute, measured = _measured(method)
+        predicted = _slowest(profile.step_seconds(probed, compute, cores=cores))
         rows.append(
             Row(
                 link,
                 method,
-                _slowest(predicted),
-                _measured(method),
+                predicted,
+                measured,
                 compute.seconds,
                 profile.compression_seconds,
                 profile.link_seconds(probed),
@@ -149,19 +149,8 @@ class _Training:
         return marks[1] - marks[0], marks[2] - marks[1], marks[3] - marks[2]
 
 
-def _compute() -> predict.Compute:
-    """A step under DDP whose hook sends nothing, so that its copying of buckets counts."""
-    training = _Training()
-    cast(Any, training.model).register_comm_hook(None, _silent_hook())
-    for _ in range(WARM_UP):
-        training.step()
-    dist.barrier()
-    taken = [training.step() for _ in range(MOST_STEPS)]
-    return predict.Compute(*(statistics.median(part) for part in zip(*taken, strict=True)))
-
-
 def _silent_hook() -> Callable[..., Any]:
-    """A hook without annotations: DDP refuses those that are strings."""
+    """Sends nothing. Without annotations: DDP refuses those that are strings."""
 
     def hook(state, bucket):  # pyright: ignore[reportUnknownParameterType, reportMissingParameterType]
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -171,16 +160,29 @@ def _silent_hook() -> Callable[..., Any]:
     return cast("Callable[..., Any]", hook)
 
 
-def _measured(method: str) -> float:
+def _measured(method: str) -> tuple[predict.Compute, float]:
+    """Steps that send nothing, under DDP so that its copying of buckets counts, and whole ones, by turns.
+
+    By turns, because what else the machine does comes and goes.
+    """
     from thinwire.hosts import attach
 
-    training = _Training()
+    silent, training = _Training(), _Training()
+    cast(Any, silent.model).register_comm_hook(None, _silent_hook())
     session = attach(training.model, method)
-    for _ in range(WARM_UP):
-        training.step()
-    dist.barrier()
+    parts: list[tuple[float, float, float]] = []
     taken: list[float] = []
-    while len(taken) < LEAST_STEPS or (len(taken) < MOST_STEPS and sum(taken) < SECONDS):
-        taken.append(_slowest(sum(training.step())))
+    for turn in range(WARM_UP + MOST_STEPS):
+        dist.barrier()
+        alone = silent.step()
+        slowed = _slowest(sum(alone)) / sum(alone)
+        dist.barrier()
+        whole = _slowest(sum(training.step()))
+        if turn >= WARM_UP:
+            parts.append((alone[0] * slowed, alone[1] * slowed, alone[2] * slowed))
+            taken.append(whole)
+        if len(taken) >= LEAST_STEPS and sum(taken) > SECONDS:
+            break
     session.detach()
-    return statistics.median(taken)
+    compute = predict.Compute(*(statistics.median(part) for part in zip(*parts, strict=True)))
+    return compute, statistics.median(taken)

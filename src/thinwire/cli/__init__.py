@@ -8,6 +8,7 @@ from thinwire.cli.demo import demo
 from thinwire.cli.gradients import gradients
 from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
+from thinwire.cli.plan import plan
 from thinwire.cli.predict import predict
 from thinwire.cli.reproduce import reproduce
 
@@ -29,6 +30,7 @@ def main() -> None:
 
 app.command()(compare)
 app.command()(demo)
+app.command()(plan)
 app.command()(methods)
 app.add_typer(lab, name="lab")
 app.add_typer(bench, name="bench")

@@ -17,7 +17,7 @@ from thinwire.errors import ConfigError
 
 SMALL_BYTES = 8
 FIRST_BYTES = 64 * 1024
-LARGEST_BYTES = 64 * 2**20
+LARGEST_BYTES = 16 * 2**20
 # Long enough for a burst that a line lets through faster not to count.
 LONG_ENOUGH = 0.15
 SMALL_TIMES = 25
@@ -33,7 +33,7 @@ def probe(process_group: dist.ProcessGroup | None = None) -> Link:
         print(f"{link.latency * 1e6:.0f} us, {link.bandwidth * 8 / 1e6:.0f} Mbit/s")
 
     A few small sums for the latency, then larger and larger ones for the bandwidth; about a second, and at
-    most 64 MiB at a time. The medians of the slowest rank count. What the line carries for other programs
+    most 16 MiB at a time. The medians of the slowest rank count. What the line carries for other programs
     meanwhile is missing from the result. To be called on every rank of the group at the same point.
 
     Args:
@@ -66,13 +66,15 @@ def measure(execute: Execute, place: Place, device: torch.device, *, gloo: bool 
     meter = _Stopwatch(execute, place, device, gloo)
     meter.median(SMALL_BYTES, 5)
     small = meter.median(SMALL_BYTES, SMALL_TIMES)
-    latency = small / costs.all_reduce(place.size, SMALL_BYTES).hops
     length = FIRST_BYTES
     while (seconds := meter.median(length, LARGE_TIMES)) < LONG_ENOUGH and length < LARGEST_BYTES:
         # As much as should take long enough, but never a jump that one lucky time could mislead.
         length = min(LARGEST_BYTES, int(length * min(8.0, max(2.0, 1.2 * LONG_ENOUGH / seconds))))
-    transfer = max(seconds - small, seconds / 10)
-    return Link(latency, TCP_FRAMING * meter.busiest_bytes(length) / transfer)
+    # Both times hold the same latencies: what the large sum takes longer is for its bytes.
+    moved = TCP_FRAMING * (meter.busiest_bytes(length) - meter.busiest_bytes(SMALL_BYTES))
+    bandwidth = moved / max(seconds - small, seconds / 10)
+    waited = small - TCP_FRAMING * meter.busiest_bytes(SMALL_BYTES) / bandwidth
+    return Link(max(waited, small / 10) / costs.all_reduce(place.size, SMALL_BYTES).hops, bandwidth)
 
 
 class _Stopwatch:

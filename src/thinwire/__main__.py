@@ -1,0 +1,5 @@
+"""`python -m thinwire`, and so `torchrun -m thinwire`."""
+
+from thinwire.cli import app
+
+app()
