@@ -57,15 +57,15 @@ class Pace:
         self._lane = lane
         self._operations = 0
 
-    def end_of(self, shares: Sequence[Cost]) -> float:
-        """When an operation is over that begins now; `shares` are what it costs each rank."""
+    def end_of(self, shares: Sequence[Cost], begin: float) -> float:
+        """When an operation is over that began at `begin`; `shares` are what it costs each rank."""
         busy, total = 0.0, 0.0
         for rank, (link, share) in enumerate(zip(self._throttle.links, shares, strict=True)):
             transfer = TCP_FRAMING * link.transfer_seconds(share)
             busy = max(busy, transfer)
             total = max(total, transfer + share.hops * link.latency + self._noise(rank, link, share.hops))
         self._operations += 1
-        return self._throttle.reserve(time.perf_counter(), busy, total)
+        return self._throttle.reserve(begin, busy, total)
 
     def _noise(self, rank: int, link: Link, hops: int) -> float:
         """How much later than they should a rank's messages arrive, all in all: equal on every rank."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -108,24 +108,13 @@ def test_the_first_failure_ends_the_others_and_gives_the_exit_code() -> None:
     assert call("run", "--hosts", "1", "--", "no-such-program").exit_code != 0
 
 
-def start_run(folder: Path) -> subprocess.Popen[str]:
+def lasting_job(folder: str) -> None:
     """A job that would last and does not listen to SIGTERM, in a lab of its own."""
     note = f"echo $$ > {folder}/$RANK.new; mv {folder}/$RANK.new {folder}/$RANK"
-    command = [
-        sys.executable,
-        "-c",
-        "from thinwire.cli import app; app()",
-        "lab",
-        "run",
-        "--hosts",
-        "2",
-        "--",
-    ]
-    script = f"trap '' TERM; {note}; sleep 300 & wait; wait"
-    return subprocess.Popen([*command, "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    app(["lab", "run", "--hosts", "2", "--", "sh", "-c", f"trap '' TERM; {note}; sleep 300 & wait; wait"])
 
 
-def started_run(process: subprocess.Popen[str], folder: Path) -> tuple[str, list[int]]:
+def started(process: BaseProcess, folder: Path) -> tuple[str, list[int]]:
     """Its lab, and what runs inside."""
     until(lambda: all((folder / str(rank)).exists() for rank in range(2)), 60.0)
     (lab,) = [one.name for one in labs.find() if one.owner == process.pid]
@@ -142,19 +131,22 @@ def test_signals_leave_nothing_behind_and_a_crash_leaves_what_down_removes(tmp_p
     folders = {number: tmp_path / number.name for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)}
     for folder in folders.values():
         folder.mkdir()
-    processes = {number: start_run(folder) for number, folder in folders.items()}
-    jobs = {
-        number: (process, *started_run(process, folders[number])) for number, process in processes.items()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["thinwire.cli"])
+    processes = {
+        number: context.Process(target=lasting_job, args=(str(folder),)) for number, folder in folders.items()
     }
+    for process in processes.values():
+        process.start()
+    jobs = {number: (process, *started(process, folders[number])) for number, process in processes.items()}
     stranger = f"stranger{os.getpid()}"
     namespaces.ip("netns", "add", stranger)
     try:
         for number, (process, _, _) in jobs.items():
-            process.send_signal(number)
+            os.kill(process.pid, number)
         for number, (process, lab, inside) in jobs.items():
-            code = process.wait(30)
-            process.communicate()
-            assert code == (-number if number == signal.SIGKILL else 128 + number)
+            process.join(30)
+            assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
             until(lambda inside=inside: not any(map(alive, inside)))
             found = [one for one in labs.find() if one.name == lab]
             assert [one.owner for one in found] == ([None] if number == signal.SIGKILL else [])

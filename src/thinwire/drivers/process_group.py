@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -29,6 +30,7 @@ class ProcessGroupWire:
         self.place = Place(group.rank(), group.size())
         self.label = "attach"
         self.pace: Pace | None = None
+        self._shortest_meeting = math.inf
         self._courier: Courier | None = None
         self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
         self._liveness = Liveness(group, session or group.group_name)
@@ -116,8 +118,13 @@ class ProcessGroupWire:
         """Under a throttle: wait for all ranks, and say when the operation is over on the link."""
         if self.pace is None or self.place.size == 1:
             return 0.0
+        arrived = time.perf_counter()
         self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]).wait()
-        return self.pace.end_of(shares_of(op, self.place, self._cost_of))
+        met = time.perf_counter()
+        # The shortest meeting is one that nobody had to wait for: what it takes is not part of the operation.
+        self._shortest_meeting = min(self._shortest_meeting, met - arrived)
+        begin = met - self._shortest_meeting
+        return self.pace.end_of(shares_of(op, self.place, self._cost_of), begin)
 
     def close(self) -> None:
         """Leave the private group; harmless if everything has been destroyed already.

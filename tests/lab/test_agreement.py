@@ -1,0 +1,93 @@
+"""The throttle against the real thing: the same steps on interfaces that a token bucket makes slow."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from thinwire import ConfigError, Session
+from thinwire.lab import namespaces
+from thinwire.lab.inside import counters
+from thinwire.launch import Worker, run_local
+from thinwire.links import hosts_for, throttle
+
+METHODS = ("dense", "topk(ratio=0.05)", "qsgd(bits=4)", "powersgd(rank=32)")
+SHAPE = (700, 1000)
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _needs_namespaces() -> None:
+    reason = namespaces.unavailable()
+    if reason:
+        pytest.skip(reason)
+
+
+def step_seconds(worker: Worker, link: str) -> dict[str, float]:
+    """The shortest step of each method."""
+    seconds: dict[str, float] = {}
+    tensor = torch.randn(SHAPE, generator=torch.Generator().manual_seed(worker.rank))
+    for method in METHODS:
+        session = Session([("w", tensor)], method)
+        throttle(session, link)
+        session.average({"w": tensor})
+        times = []
+        for _ in range(STEPS):
+            dist.barrier()
+            begin = time.perf_counter()
+            session.average({"w": tensor})
+            times.append(time.perf_counter() - begin)
+        seconds[method] = min(times)
+        session.detach()
+    return seconds
+
+
+def measure(link: str) -> dict[str, float]:
+    """The slowest rank's best step of each method."""
+    with hosts_for(link, 4) as hosts:
+        ranks = run_local(step_seconds, 4, link, hosts=hosts)
+    return {method: max(rank[method] for rank in ranks) for method in METHODS}
+
+
+def test_steps_under_the_throttle_take_as_long_as_in_the_lab() -> None:
+    throttled, real = dict.fromkeys(METHODS, 1e9), dict.fromkeys(METHODS, 1e9)
+    ratios: dict[str, float] = {}
+    # Other work on this machine makes steps longer, never shorter: what is compared are the shortest.
+    for _ in range(3):
+        for best, link in ((throttled, "100mbit"), (real, "lab:100mbit")):
+            best.update({method: min(best[method], found) for method, found in measure(link).items()})
+        ratios = {method: throttled[method] / real[method] for method in METHODS}
+        print({method: f"{real[method]:.3f} s in the lab, x {ratios[method]:.3f}" for method in METHODS})
+        if all(1 / 1.15 <= ratio <= 1.15 for ratio in ratios.values()):
+            return
+    pytest.fail(f"step times under the throttle, as multiples of those in the lab: {ratios}")
+
+
+def carried(worker: Worker) -> tuple[int, int, int]:
+    """Bytes of some steps: sent by the meter, sent and received by the kernel."""
+    del worker
+    session = Session([("w", torch.zeros(SHAPE))], "dense")
+    before = counters()
+    for _ in range(3):
+        session.average({"w": torch.zeros(SHAPE)})
+    after, metered = counters(), session.meter.sent_bytes
+    session.detach()
+    assert before is not None
+    assert after is not None
+    return metered, after.sent - before.sent, after.received - before.received
+
+
+def test_a_worker_reads_what_its_interface_has_carried() -> None:
+    assert counters() is None
+    with hosts_for("lab:none", 2) as hosts:
+        for metered, sent, received in run_local(carried, 2, hosts=hosts):
+            assert 1.0 <= sent / metered <= 1.08
+            assert 0.9 <= received / metered <= 1.08  # the peer's last bytes may still be on their way
+
+
+def test_as_many_hosts_as_workers() -> None:
+    with hosts_for("lab:none", 1) as hosts, pytest.raises(ConfigError, match="3 workers need as many hosts"):
+        run_local(carried, 3, hosts=hosts)
