@@ -31,7 +31,8 @@ def model() -> nn.Module:
 def measure(rank: int, method: str, steps: int) -> dict[str, int]:
     """Bytes by the kernel's counter and by the meter, over the steps after the warm-up."""
     wrapped = DistributedDataParallel(model())
-    session = thinwire.attach(wrapped, method)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+    session = thinwire.attach(wrapped, method, optimizer=optimizer)
     data = torch.randn(4, 1024, generator=torch.Generator().manual_seed(rank))
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
@@ -39,6 +40,7 @@ def measure(rank: int, method: str, steps: int) -> dict[str, int]:
             kernel, sent, received = transmitted(), session.meter.sent_bytes, session.meter.received_bytes
         wrapped.zero_grad()
         wrapped(data).square().mean().backward()
+        optimizer.step()
     # The last acknowledgements of the peers' data are on their way; so is nothing else.
     dist.barrier()
     result = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from thinwire.registry import methods
+from thinwire.registry import methods, schedules
 
 
 def methods_page(digits: Mapping[str, Any] | None) -> str:
@@ -28,6 +28,20 @@ def methods_page(digits: Mapping[str, Any] | None) -> str:
             "",
             "```text",
             inspect.cleandoc(cls.__doc__ or ""),
+            "```",
+            "",
+        ]
+    for name, schedule in sorted(schedules().items()):
+        lines += [
+            f"## {name}",
+            "",
+            f"    {schedule()!r}",
+            "",
+            "A schedule: parameters are averaged from time to time (see periodic.md). Replicas are equal after "
+            "every sync.",
+            "",
+            "```text",
+            inspect.cleandoc(schedule.__doc__ or ""),
             "```",
             "",
         ]

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError
 from thinwire.launch import Worker, run_local
-from thinwire.registry import methods, parse
+from thinwire.registry import methods, parse_method
 
 BATCH = 32
 HIDDEN = 256
@@ -40,7 +40,7 @@ class Result:
 def line_up(chosen: Sequence[str] = ()) -> list[str]:
     """The method strings to run: `dense` first, then those chosen, or all that are registered."""
     wanted = chosen or [name for name in methods() if name not in WRAPPERS]
-    strings = [str(parse(text)) for text in wanted]
+    strings = [str(parse_method(text)) for text in wanted]
     return ["dense", *(text for text in dict.fromkeys(strings) if text != "dense")]
 
 

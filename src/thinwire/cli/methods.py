@@ -19,6 +19,7 @@ def methods(
 ) -> None:
     """List the methods: options with their defaults, and what may be relied on."""
     from thinwire.registry import methods as registered
+    from thinwire.registry import schedules
 
     if page is not None:
         from thinwire.pages import methods_page
@@ -32,8 +33,19 @@ def methods(
         described.append(
             {
                 "name": name,
+                "kind": "exchange",
                 "options": instance.options(),
                 "traits": asdict(instance.traits),
+                "summary": (cls.__doc__ or "").strip().splitlines()[0],
+            }
+        )
+    for name, cls in schedules().items():
+        described.append(
+            {
+                "name": name,
+                "kind": "schedule",
+                "options": cls().options(),
+                "traits": {"consensus": True},
                 "summary": (cls.__doc__ or "").strip().splitlines()[0],
             }
         )
@@ -44,9 +56,15 @@ def methods(
         (
             one["name"],
             ", ".join(f"{key}={value!r}" for key, value in one["options"].items()) or "-",
-            ", ".join(key for key, value in one["traits"].items() if value is True) or "-",
+            _relied_on(one),
             one["summary"],
         )
         for one in described
     ]
     table("methods", ("name", "options", "traits", ""), rows, numbers=False)
+
+
+def _relied_on(described: dict[str, Any]) -> str:
+    if described["kind"] == "schedule":
+        return "consensus after every sync"
+    return ", ".join(key for key, value in described["traits"].items() if value is True) or "-"
