@@ -26,6 +26,8 @@ RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)
 COUNT_LIMIT = 2**31
 CELLS_PER_PIECE = 64
 SKETCH_ROWS = 5
+# No two distributions are farther apart.
+WORST = {"l1": 2.0, "l2": math.sqrt(2.0)}
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,17 @@ class Plan:
 
 def plans(question: Question, sizes: I64) -> list[Plan]:
     """All that the budget allows, best first."""
-    found = [plan for plan in _candidates(question, sizes) if math.isfinite(plan.predicted)]
-    if not found:
+    found = sorted(_candidates(question, sizes), key=lambda plan: (plan.predicted, plan.bits))
+    worst = WORST[question.norm]
+    if not found or found[0].predicted >= worst:
+        best = f"the best promise is {found[0].predicted:.2g}" if found else "none gets an estimate at all"
         raise ConfigError(
             f"a domain of {question.domain:,} is too large for {question.bits:g} bits for each of "
-            f"{int(sizes.sum()):,} samples: no protocol gets an estimate out of that. "
-            "Use more bits or more samples"
+            f"{int(sizes.sum()):,} samples: no protocol promises an {question.norm} error below {worst:.3g}, "
+            f"which any guess has ({best}). Use more bits or samples, norm='l2' if large entries are "
+            "enough, or a structure"
         )
-    return sorted(found, key=lambda plan: (plan.predicted, plan.bits))
+    return found
 
 
 def _candidates(question: Question, sizes: I64) -> Iterator[Plan]:

@@ -28,7 +28,8 @@ class Estimate:
 
     - p: a distribution over the domain, with the structure asked for;
     - error: how far from the truth it is expected to be, in `norm` (l2: the root of the squared error);
-    - misfit: how much of the data the structure cannot explain, in the same norm (0 without structure);
+    - misfit: how much of the data neither the structure nor noise explains, in the same norm; what happens
+      inside a cell cannot be seen, so it is rather too small (0 without structure);
     - bits: what all servers sent together, in messages; `wire_bytes`: what crossed this rank's interface in
     both
       directions, frames and agreement included (0 in one process);
@@ -89,7 +90,9 @@ def _histogram(
     if isinstance(protocol, HaarSketch):
         fit, energy = protocol.fit(cast("Sequence[Sums]", messages))
         noise = 3.0 * math.sqrt(2.0 / protocol.cols) * (energy + float((fit.values() ** 2).sum()) + 1.0 / n)
-        return onto_simplex(fit.values()), math.sqrt(max(0.0, energy - noise))
+        # Terms that were found but do not fit into the pieces, and energy in terms that were not even found.
+        left = max(0.0, energy - noise, fit.cost - 10.0 * protocol.predicted_l2(n))
+        return onto_simplex(fit.values()), math.sqrt(left)
     if isinstance(protocol, CellCounts):
         sums = cast("Sequence[Sums]", messages)
         fit = protocol.fit(sums, question.norm)

@@ -66,7 +66,7 @@ class HaarSketch(Additive):
     sum, transforms back, and finds the best k pieces by dynamic programming over the steps that are left.
 
     The squared error has three parts, with K the number of coefficients: sampling, K / (n domain) or so;
-    what the sketch adds, K / (n cols), as long as cols is several times K; and how far p is from a
+    what the sketch adds, K ln(domain) / (n cols), as long as cols is several times K; and how far p is from a
     histogram of k pieces.
 
     Args:
@@ -146,11 +146,22 @@ class HaarSketch(Additive):
         return np.full(self.domain, self.predicted_l2(n) / self.domain)
 
     def predicted_l2(self, n: int) -> float:
+        """A guess. Terms shrink with their scale: about half of them matter where they collide."""
+        return self._error(n, 1.0 / self.domain, 0.5 * self.terms, 4.0)
+
+    def bound_l2(self, p: F64, n: int) -> float:
+        """For a histogram p: every term that is hit loses all energy, and the terms read are the noisiest.
+
+        The largest of so many noisy values has 2 ln(domain) times the variance of one.
+        """
+        return self._error(n, float((p**2).sum()), self.terms, 1.0 + 2.0 * math.log(self.domain))
+
+    def _error(self, n: int, energy: float, colliding: float, noisiest: float) -> float:
         sampling = min(1.0, self.terms / self.domain) / n
         # Each of the terms read off the sketch brings its share of the noise, 1 / n in all; a median of rows
-        # is wrong where most meet another term that matters. Terms shrink with their scale: a third does.
-        row = min(1.0, self.terms / (3.0 * self.cols))
+        # is wrong where most of them meet another term.
+        row = min(1.0, colliding / self.cols)
         needed = (self.rows + 1) // 2
         wrong = min(1.0, math.comb(self.rows, needed) * row**needed)
         median = 1.0 if self.rows == 1 else 1.57 / self.rows
-        return sampling + median * self.terms / (self.cols * n) + wrong / self.domain
+        return noisiest * (sampling + median * self.terms / (self.cols * n)) + wrong * energy

@@ -139,9 +139,7 @@ def _spread(total: int, sizes: I64) -> I64:
 
 def _reason(question: Question, ranked: Sequence[Plan], sizes: I64) -> str:
     best = ranked[0]
-    worst = 2.0 if question.norm == "l1" else 2.0**0.5  # between any two distributions
-    error = f"{best.predicted:.3g}" if best.predicted < worst else f"{best.predicted:.3g} (that is, nothing)"
-    text = f"{best.protocol} promises an {question.norm} error of {error} for {best.bits:,} bits"
+    text = f"{best.protocol} promises an {question.norm} error of {best.predicted:.3g} for {best.bits:,} bits"
     others = [plan for plan in ranked[1:] if type(plan.protocol) is not type(best.protocol)]
     if others:
         text += f"; next is {others[0].protocol} with {others[0].predicted:.3g}"
