@@ -10,6 +10,7 @@ from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
 from thinwire.cli.plan import plan
 from thinwire.cli.predict import predict
+from thinwire.cli.report import report
 from thinwire.cli.reproduce import reproduce
 
 HELP = "Train PyTorch models over thin wires: the same accuracy for a small part of the bytes."
@@ -29,6 +30,7 @@ def main() -> None:
 
 
 app.command()(compare)
+app.command()(report)
 app.command()(demo)
 app.command()(plan)
 app.command()(methods)

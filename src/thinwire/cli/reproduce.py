@@ -68,7 +68,7 @@ def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, 
         outcome = reproduction.run(context)
     (context.folder / "outcome.json").write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
     if outcome.figures:
-        write_plots(context.folder / "plots.html", reproduction.title, outcome.figures)
+        write_plots(context.folder / "plots.html", reproduction.title, outcome.figures, outcome)
     return outcome
 
 

@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
-from thinwire.report.palette import FAINT, GRID, INK, Style
+from thinwire.report.palette import BASELINE, COLOURS, FAINT, GRID, INK, Style
 
 Figure = Mapping[str, Any]
 """`{"data": [...], "layout": {...}}`, as Plotly takes it."""
@@ -181,28 +181,40 @@ def as_text(value: object) -> str:
     return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
+AXIS: dict[str, Any] = {
+    "gridcolor": GRID,
+    "linecolor": FAINT,
+    "zeroline": False,
+    "ticks": "outside",
+    "tickcolor": GRID,
+    "automargin": True,
+    "title": {"standoff": 8},
+}
+LOOK: dict[str, Any] = {
+    "font": {"family": FONT, "size": 13, "color": INK},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "margin": {"l": 8, "r": 16, "t": 12, "b": 8},
+    "hovermode": "closest",
+    "hoverlabel": {"bgcolor": "#ffffff", "bordercolor": FAINT, "font": {"color": INK}, "align": "left"},
+}
+TEMPLATE: dict[str, Any] = {
+    "layout": {
+        **LOOK,
+        "colorway": [BASELINE, *COLOURS],
+        "xaxis": AXIS,
+        "yaxis": AXIS,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    }
+}
+"""The same look for Plotly's own figures."""
+
+
 def layout(**changes: Any) -> dict[str, Any]:
     """The look that all plots share; `xaxis` and `yaxis` are added to the axes' own."""
-    axis = {
-        "gridcolor": GRID,
-        "linecolor": FAINT,
-        "zeroline": False,
-        "ticks": "outside",
-        "tickcolor": GRID,
-        "automargin": True,
-        "title": {"standoff": 8},
-    }
-    found: dict[str, Any] = {
-        "font": {"family": FONT, "size": 13, "color": INK},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 16, "t": 12, "b": 8},
-        "showlegend": False,
-        "hovermode": "closest",
-        "hoverlabel": {"bgcolor": "#ffffff", "bordercolor": FAINT, "font": {"color": INK}, "align": "left"},
-    }
+    found: dict[str, Any] = {**LOOK, "showlegend": False}
     for key, value in changes.items():
-        found[key] = {**axis, **value} if key in ("xaxis", "yaxis") else value
+        found[key] = {**AXIS, **value} if key in ("xaxis", "yaxis") else value
     return found
 
 
@@ -400,7 +412,9 @@ def _legend(legend: Mapping[str, Style]) -> str:
 def _figure(figure: Any) -> dict[str, Any]:
     if isinstance(figure, Mapping):
         return dict(cast("Mapping[str, Any]", figure))
-    return cast("dict[str, Any]", json.loads(figure.to_json()))
+    found = cast("dict[str, Any]", json.loads(figure.to_json()))
+    found["layout"] = {**found.get("layout", {}), "template": TEMPLATE}
+    return found
 
 
 def _finite(value: object) -> object:

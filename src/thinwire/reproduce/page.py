@@ -8,6 +8,8 @@ from typing import Any
 
 from thinwire.reproduce.base import Outcome, Reproduction, Table
 
+PLOT_HEIGHT = 440
+
 
 def markdown(outcomes: Mapping[str, tuple[Reproduction, Outcome]], command: str) -> str:
     """The page of all reproductions."""
@@ -39,16 +41,22 @@ def _table(table: Table) -> list[str]:
     return lines + [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in table.rows]
 
 
-def write_plots(path: Path, title: str, figures: Mapping[str, Any]) -> None:
-    """One HTML file that opens without a network: the plotting library comes once, inside."""
-    parts: list[str] = []
-    for number, (heading, figure) in enumerate(figures.items()):
-        html = figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"responsive": True})
-        parts.append(f"<h2>{heading}</h2>\n{html}")
-    head = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    style = "body{font-family:system-ui,sans-serif;max-width:70rem;margin:1rem auto;padding:0 1rem}"
-    body = "\n".join(parts)
-    path.write_text(
-        f"{head}<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>\n{body}</body></html>\n"
-    )
+def write_plots(path: Path, title: str, figures: Mapping[str, Any], outcome: Outcome | None = None) -> None:
+    """One HTML file that opens without a network: claims and tables, if given, and the plots by title."""
+    from thinwire.report import page
+
+    first: list[page.Part] = []
+    if outcome is not None and outcome.claims:
+        rows = [(c.what, c.paper, c.ours, c.verdict, c.note) for c in outcome.claims]
+        first.append(page.Table("Claims", ("claim", "paper", "ours", "verdict", "why"), rows, numbers=False))
+    sections = [page.Section("", first)]
+    for heading, figure in figures.items():
+        height = int(figure.layout.height or PLOT_HEIGHT)
+        sections.append(page.Section(heading, [page.Plot(figure, "", heading, height)]))
+    if outcome is not None:
+        tables = [page.Table(each.title, each.header, each.rows) for each in outcome.tables]
+        if tables:
+            sections.append(page.Section("Tables", tables))
+        if outcome.notes:
+            sections.append(page.Section("Notes", [page.Text(note) for note in outcome.notes]))
+    page.write(path, title, sections)
