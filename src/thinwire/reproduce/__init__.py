@@ -12,10 +12,16 @@ __all__ = ["Claim", "Context", "Outcome", "Reproduction", "find", "names"]
 # In the order of docs/reproductions.md. Each module of this package has a REPRODUCTION.
 NAMES: tuple[str, ...] = (
     "pqasgd",
+    "gaussiank",
     "a2sgd",
     "sketched",
     "scalecom",
+    "asylpg",
     "distributions",
+    "lag",
+    "laq",
+    "gspar",
+    "sparse",
 )
 
 

@@ -148,8 +148,9 @@ class Cohort:
     def spread(self) -> float:
         """The largest distance of a replica from the mean of all, relative to its norm."""
         flats = [torch.cat([p.detach().reshape(-1) for p in model.parameters()]) for model in self.models]
-        mean, norm = torch.stack(flats).mean(0), torch.linalg.vector_norm
-        return max(float(norm(flat - mean) / norm(mean)) for flat in flats)
+        mean = torch.stack(flats).mean(0)
+        farthest = max(float((flat - mean).square().sum()) for flat in flats)
+        return (farthest / float(mean.square().sum())) ** 0.5
 
     def mean_model(self) -> nn.Module:
         """A model with the mean of all replicas' parameters and buffers."""
