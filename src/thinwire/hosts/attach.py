@@ -14,6 +14,7 @@ from thinwire.channel import Place
 from thinwire.checkpoint import OnResize
 from thinwire.errors import ConfigError
 from thinwire.exchange import Exchange
+from thinwire.hosts.auto import attach_auto
 from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
 from thinwire.meter import Meter
@@ -116,7 +117,8 @@ def attach(
 
     Args:
         model: the wrapped model; for a schedule also a bare one, which gets rank 0's parameters and buffers.
-        method: a method string, its JSON, or an object such as `thinwire.TopK(ratio=0.01)`.
+        method: a method string, its JSON, or an object such as `thinwire.TopK(ratio=0.01)`; "auto" measures
+            link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
         overlap: of gradients: work beside the backward pass (the default); False does it in the hook. A
             schedule has an option of that name.
         seed: of the randomness that the ranks share.
@@ -127,6 +129,10 @@ def attach(
             the method has its own, and where replicas drift, what it remembers is averaged with them.
         process_group: of a bare model: the ranks to meet; None is the default group.
     """
+    if isinstance(method, str) and method.strip() == "auto":
+        return attach_auto(
+            model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
+        )
     chosen = parse_method(method)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")

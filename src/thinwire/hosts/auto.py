@@ -1,0 +1,318 @@
+"""`attach(model, "auto")`: a few dense steps that measure, one decision for all ranks, then that method."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from thinwire import probing, wire
+from thinwire.channel import Place
+from thinwire.checkpoint import OnResize
+from thinwire.costs import Link
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.exchange import Exchange
+from thinwire.hosts.ddp import attach_gradients
+from thinwire.meter import Meter
+from thinwire.notices import tell
+from thinwire.predict.timeline import Compute
+from thinwire.registry import parse
+from thinwire.session import LossScale, Session
+
+if TYPE_CHECKING:
+    from thinwire.links import Links
+
+# The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
+STEPS = 5
+# One of each kind that keeps all replicas equal; trying all of them would hold up a large model for minutes.
+CANDIDATES = (
+    "dense",
+    "fp16",
+    "qsgd(bits=4)",
+    "efsign",
+    "topk(ratio=0.01)",
+    "scalecom(ratio=0.01)",
+    "powersgd(rank=4)",
+)
+DECISION_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How the sessions are made: what `attach` was given."""
+
+    overlap: bool
+    seed: int
+    dense_below: int
+    scaler: LossScale | None
+    optimizer: torch.optim.Optimizer | None
+
+    def attach(self, model: DistributedDataParallel, method: Exchange) -> Session:
+        return attach_gradients(
+            model,
+            method,
+            overlap=self.overlap,
+            seed=self.seed,
+            dense_below=self.dense_below,
+            scaler=self.scaler,
+            optimizer=self.optimizer,
+        )
+
+
+@dataclass
+class _Watch:
+    """When a step's parts begin and end, by hooks on the model, its parameters and the optimizer."""
+
+    forward: list[float] = field(default_factory=list[float])
+    backward: list[float] = field(default_factory=list[float])
+    rest: list[float] = field(default_factory=list[float])
+    handles: list[RemovableHandle] = field(default_factory=list[RemovableHandle])
+    _began: float = 0.0
+    _computed: float = 0.0
+    _last_gradient: float = 0.0
+    _stepping: float = 0.0
+
+    def start(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
+        self.handles.append(model.register_forward_hook(self._after_forward))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self.handles.append(cast(RemovableHandle, parameter.register_hook(self._on_gradient)))
+        if optimizer is not None:
+            self.handles.append(optimizer.register_step_pre_hook(self._before_update))
+            self.handles.append(optimizer.register_step_post_hook(self._after_update))
+
+    def stop(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+    def begin(self) -> None:
+        self._close()
+        self._began = time.perf_counter()
+
+    def _close(self) -> None:
+        """The step before: its last gradient ended its backward pass, apart from communication."""
+        if self._last_gradient:
+            self.forward.append(self._computed - self._began)
+            self.backward.append(self._last_gradient - self._computed)
+        self._last_gradient = 0.0
+
+    def _after_forward(self, module: object, inputs: object, outputs: object) -> None:
+        self._computed = time.perf_counter()
+
+    def _on_gradient(self, gradient: torch.Tensor) -> None:
+        self._last_gradient = time.perf_counter()
+
+    def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._stepping = time.perf_counter()
+
+    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        self.rest.append(time.perf_counter() - self._stepping)
+
+    def compute(self) -> Compute:
+        forward, backward, rest = (
+            statistics.median(times[1:]) if len(times) > 1 else 0.0
+            for times in (self.forward, self.backward, self.rest)
+        )
+        return Compute(forward, backward, rest)
+
+
+class AutoSession:
+    """A session that begins with `dense`, measures, and goes on with the method that should be fastest.
+
+    What it does, in order: `STEPS` dense steps, in which the time of the forward and the backward pass is
+    taken; a probe of the link; rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`) and
+    tells the others; all switch to that method before the next forward pass that trains, and rank 0 says
+    which it is, and why. From then on `method` is the chosen one and nothing changes any more; a
+    checkpoint keeps it, and a resumed run does not ask again.
+
+    The bytes of the dense steps and of the probe are part of `meter`. Not to be used with DDP's `join()`:
+    ranks that have run out of data take no part in the decision. On a GPU times are those of the host
+    thread (not run on a GPU by this project's tests).
+    """
+
+    def __init__(self, model: DistributedDataParallel, options: _Options) -> None:
+        self._model = model
+        self._options = options
+        self._throttle: tuple[Links | str, int] | None = None
+        self._watch = _Watch()
+        self.reasons: tuple[str, ...] = ()
+        self.link: Link | None = None
+        self.session = options.attach(model, parse("dense"))
+        self.decided = self.session.place.size == 1
+        self._handle: RemovableHandle | None = None
+        if self.decided:
+            tell("auto: one rank alone has nobody to talk to: dense")
+            return
+        self._watch.start(model, options.optimizer)
+        self._handle = model.register_forward_pre_hook(self._before_forward)
+
+    # -- measuring and deciding ------------------------------------------------------------------------
+
+    def _before_forward(self, module: torch.nn.Module, inputs: object) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        self._watch.begin()
+        if self.session.meter.steps >= STEPS:
+            self._decide()
+
+    def _decide(self) -> None:
+        self._stop_watching()
+        execute, place = self.session.wires[0].execute, self.place
+        device = next(self._model.parameters()).device
+        if device.type != "cuda":
+            device = torch.device("cpu")
+        gloo = self.session.wires[0].group.name() == "gloo"
+        self.link = probing.measure(execute, place, device, gloo=gloo)
+        compute = _slowest(self._watch.compute(), execute, place, device)
+        told = self._plan(compute) if place.rank == 0 else {}
+        said = _from_rank_0(told, execute, device)
+        if "error" in said:
+            raise ThinwireError(f"auto: rank 0 could not plan: {said['error']}")
+        self.reasons = tuple(said["reasons"])
+        self._switch(parse(cast(str, said["method"])))
+        if place.rank == 0:
+            tell("auto: %s, because %s", self.method, "; ".join(self.reasons))
+
+    def _plan(self, compute: Compute) -> dict[str, Any]:
+        """What rank 0 thinks best; a failure is told to all, who would wait for ever otherwise."""
+        from thinwire import planning
+
+        try:
+            described = cast("list[tuple[str, list[int], str]]", self.session.describe()["parameters"])
+            shapes = {name: tuple(shape) for name, shape, _ in described}
+            made = planning.make_plan(shapes, self.place.size, cast(Link, self.link), compute, CANDIDATES)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"method": made.recommended, "reasons": made.reasons}
+
+    def _switch(self, method: Exchange) -> None:
+        """Go on with this method; what was counted so far stays counted."""
+        self.decided = True
+        before = self.session
+        if method == before.method:
+            return
+        before.detach()
+        self.session = self._options.attach(self._model, method)
+        for operation, tally in before.meter.by_operation.items():
+            self.session.meter.count(operation, tally)
+        for _ in range(before.meter.steps):
+            self.session.meter.count_step()
+        if self._throttle is not None:
+            links, seed = self._throttle
+            self.session.throttle(links, seed=seed)
+
+    def _stop_watching(self) -> None:
+        self._watch.stop()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    # -- what every session has ------------------------------------------------------------------------
+
+    @property
+    def method(self) -> Exchange:
+        return self.session.method
+
+    @property
+    def meter(self) -> Meter:
+        return self.session.meter
+
+    @property
+    def step(self) -> int:
+        return self.session.step
+
+    @property
+    def place(self) -> Place:
+        return self.session.place
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.session.dense_bytes
+
+    @property
+    def reconcile_every(self) -> int | None:
+        return self.session.reconcile_every
+
+    def reconcile(self) -> None:
+        self.session.reconcile()
+
+    def spread(self) -> float:
+        return self.session.spread()
+
+    def throttle(self, links: str | Links, *, seed: int = 0) -> None:
+        """As for a `Session`; it stays when the method changes."""
+        self._throttle = (links, seed)
+        self.session.throttle(links, seed=seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The session's, and whether the decision has been made."""
+        return {**self.session.state_dict(), "decided": self.decided}
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        on_resize: OnResize | None = None,
+    ) -> None:
+        """Go on with the checkpoint's method, without asking again, if it had been chosen by then."""
+        given = [state] if isinstance(state, Mapping) else list(state)
+        method = given[0].get("method") if given and given[0].get("decided", True) else None
+        if not self.decided and isinstance(method, str):
+            self._stop_watching()
+            self._switch(parse(method))
+        self.session.load_state_dict(state, on_resize=on_resize)
+
+    def detach(self) -> None:
+        self._stop_watching()
+        self.session.detach()
+
+
+def attach_auto(
+    model: torch.nn.Module,
+    *,
+    overlap: bool,
+    seed: int,
+    dense_below: int,
+    scaler: LossScale | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> AutoSession:
+    """Let the first steps decide; see `AutoSession`."""
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f'attach(model, "auto") takes a DistributedDataParallel model, not {type(model).__name__}'
+        )
+    return AutoSession(model, _Options(overlap, seed, dense_below, scaler, optimizer))
+
+
+def _slowest(compute: Compute, execute: probing.Execute, place: Place, device: torch.device) -> Compute:
+    """The slowest rank's times: the others wait for it."""
+    table = torch.zeros(place.size, 3, dtype=torch.float64, device=device)
+    table[place.rank] = torch.tensor([compute.forward, compute.backward, compute.rest])
+    flat = table.view(-1)
+    execute(wire.AllReduce(flat, flat.numel() * 8))
+    forward, backward, rest = cast("list[float]", table[table.sum(1).argmax()].tolist())
+    return Compute(forward, backward, rest)
+
+
+def _from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torch.device) -> dict[str, Any]:
+    """Rank 0's words on every rank, checked."""
+    block = torch.zeros(DECISION_BYTES, dtype=torch.uint8)
+    text = json.dumps(told).encode()[:DECISION_BYTES]
+    block[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    block = block.to(device)
+    execute(wire.Broadcast(block, 0, DECISION_BYTES))
+    try:
+        said = json.loads(wire.to_bytes(block.cpu()).rstrip(b"\0"))
+    except ValueError:
+        raise ThinwireError("auto: what rank 0 said is not a decision") from None
+    if not isinstance(said, dict) or not ("error" in said or {"method", "reasons"} <= set(cast(Any, said))):
+        raise ThinwireError("auto: what rank 0 said is not a decision")
+    return cast("dict[str, Any]", said)
