@@ -32,7 +32,7 @@ class Curve:
     """Every run of it ended early."""
 
 
-def tests(records: Records, method: str, value: str) -> Curve:
+def evaluations(records: Records, method: str, value: str) -> Curve:
     """A figure of the evaluations: "accuracy", "perplexity" or "loss"."""
     rows = [each for each in records.evaluations if each.method == method]
     return _curve(records, method, rows, {(row.seed, row.step): float(getattr(row, value)) for row in rows})

@@ -14,7 +14,7 @@ from pathlib import Path
 from thinwire.compare.records import Records, Setting
 from thinwire.errors import ConfigError
 from thinwire.report import numbers
-from thinwire.report.curves import Curve, tests
+from thinwire.report.curves import Curve, evaluations
 from thinwire.report.page import FONT, shape
 from thinwire.report.palette import FAINT, GRID, INK, Style, styles
 from thinwire.report.plots.training import accuracy_range
@@ -57,7 +57,7 @@ def svg(records: Records) -> str:
     """The picture as text."""
     setting, summaries = records.setting, summarise(records)
     measure = "perplexity" if setting.measure == "perplexity" else "accuracy"
-    curves = {one.method: tests(records, one.method, measure) for one in summaries}
+    curves = {one.method: evaluations(records, one.method, measure) for one in summaries}
     # A logarithmic axis has no place for zero.
     seconds = [point.seconds for curve in curves.values() for point in curve.points if point.seconds > 0]
     if not seconds:

@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire.compare.records import Records, Setting
 from thinwire.report import numbers
-from thinwire.report.curves import Curve, Point, tests, training_loss
+from thinwire.report.curves import Curve, Point, evaluations, training_loss
 from thinwire.report.page import Choice, Views, layout
 from thinwire.report.palette import Style
 from thinwire.report.plots.common import HOVER, plain, rule, short
@@ -26,8 +26,8 @@ def curves(records: Records, styles: Mapping[str, Style]) -> tuple[dict[str, Any
     setting = records.setting
     measure = "perplexity" if setting.measure == "perplexity" else "accuracy"
     kinds = {
-        measure: (measure_name(setting), {m: tests(records, m, measure) for m in styles}),
-        "test": ("test loss", {m: tests(records, m, "loss") for m in styles}),
+        measure: (measure_name(setting), {m: evaluations(records, m, measure) for m in styles}),
+        "test": ("test loss", {m: evaluations(records, m, "loss") for m in styles}),
         "train": ("training loss", {m: training_loss(records, m) for m in styles}),
     }
     shelf = _Shelf()

@@ -1,0 +1,263 @@
+"""Pages and pictures as text: whole, escaped, and without a network."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.report.made import HANDFUL, Entrant, lines, made
+from thinwire import report
+from thinwire.cli import app
+from thinwire.compare.records import Records, to_line, write
+from thinwire.errors import ConfigError
+from thinwire.report import comparison, page
+from thinwire.report.forecast import Forecast, forecast
+from thinwire.report.palette import styles
+from thinwire.report.summary import summarise
+
+EVIL = "</script><img src=x onerror=\"document.title='gone'\"> & 'x' %{y}"
+BROKEN = Entrant("randomblock(ratio=0.1)", 0.1, 0.001, fails_at=37)
+
+
+class Reader(HTMLParser):
+    """Collects elements, and the text of scripts and everything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    return reader
+
+
+def specs(text: str) -> list[dict]:
+    """The plots of a page."""
+    found = read(text)
+    kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
+    return [
+        json.loads(script)
+        for kind, script in zip(kinds, found.scripts, strict=True)
+        if kind == "application/json"
+    ]
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return comparison.build(made((*HANDFUL, BROKEN), seeds=2), predict=False)
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(text: str) -> None:
+    for tag, attributes in read(text).tags:
+        assert tag not in ("link", "img", "iframe", "base", "object")
+        assert not {"src", "href"} & attributes.keys()
+    assert "default-src 'none'" in text
+    assert "@import" not in text.partition("</style>")[0]
+
+
+def test_plotly_is_there_once(text: str) -> None:
+    assert len(re.findall(r"\* plotly\.js v", text)) == 1
+    without = page.render("Words", [page.Section("", [page.Text("nothing to plot")])])
+    assert "plotly.js v" not in without
+
+
+def test_every_plot_is_one_that_plotly_accepts(text: str) -> None:
+    from plotly.graph_objects import Figure
+
+    found = specs(text)
+    assert len(found) == 4
+    for each in found:
+        Figure(each["figure"])  # raises on any attribute or value that is not Plotly's
+        assert each["figure"]["data"]
+
+
+def test_all_views_of_the_curves_have_data(text: str) -> None:
+    views = specs(text)[0]["views"]
+    assert set(views["views"]) == {
+        f"{y}|{x}" for y in ("accuracy", "test", "train") for x in ("seconds", "sent", "step")
+    }
+    for view in views["views"].values():
+        for trace in view["traces"]:
+            assert len(views["arrays"][trace["x"]]) == len(views["arrays"][trace["y"]])
+        assert sum(len(views["arrays"][trace["x"]]) for trace in view["traces"]) > 100
+
+
+def test_failed_runs_are_shown_as_failed(text: str) -> None:
+    found = read(text).text
+    assert "Runs that failed" in found
+    assert found.count("diverged: the loss is not a finite number at step 37") == 2
+    assert "2 of 2 runs failed" in found
+
+
+def test_text_of_records_is_escaped_everywhere() -> None:
+    evil = Entrant(EVIL, 0.1, 0.001, fails_at=150)
+    records = made(
+        (HANDFUL[0], evil, Entrant(EVIL + "2", 0.1, 0.001)), model=EVIL, data=EVIL, command=EVIL, target=None
+    )
+    text = comparison.build(records, predict=False)
+    assert "<img" not in text.replace("<\\u003c", "")
+    assert read(text).text.count(EVIL) > 5
+    picture = ElementTree.fromstring(report.picture.__globals__["svg"](records))
+    assert not [each for each in picture.iter() if each.tag.endswith("img")]
+    for spec in specs(text):
+        for trace in spec["figure"]["data"]:
+            assert "<img" not in json.dumps({key: value for key, value in trace.items() if key != "meta"})
+
+
+def test_the_records_are_inside(text: str) -> None:
+    records = made((*HANDFUL, BROKEN), seeds=2)
+    found = read(text)
+    kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
+    packed = found.scripts[kinds.index("application/gzip")]
+    inside = gzip.decompress(base64.b64decode(packed)).decode().splitlines()
+    assert inside == [to_line(record) for record in lines(records)]
+
+
+def test_numbers_are_copied_unrounded() -> None:
+    table = page.Table("t", ("method", "time"), [(page.Cell("a,b"), page.Cell("1.23 s", 1.23456789))])
+    assert list(csv.reader(page.comma_separated(table).splitlines())) == [
+        ["method", "time"],
+        ["a,b", "1.23456789"],
+    ]
+
+
+def test_not_a_number_does_not_break_the_page() -> None:
+    assert json.loads(page.as_text({"a": [float("nan"), float("inf"), 1.0]})) == {"a": [None, None, 1.0]}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        made(HANDFUL[:1]),
+        made((BROKEN,)),
+        made(measure="perplexity", target=None),
+        made(bandwidth=None, link="none", target=None),
+        Records(made().setting, [], [], []),
+        Records(made().setting, [], [], made().runs),
+        made(interface=True),
+    ],
+    ids=["one method", "all failed", "perplexity", "no link", "empty", "no curves", "interface"],
+)
+def test_reports_of_unusual_records(records: Records) -> None:
+    text = comparison.build(records, predict=False)
+    assert text.endswith("</html>\n")
+    assert ("times as many bytes" in text) == any(run.interface_sent for run in records.runs)
+
+
+def test_predictions_are_in_the_report() -> None:
+    chosen = (HANDFUL[0], HANDFUL[1], Entrant("pytorch-powersgd", 0.02, 0.0))
+    records = made(chosen, layers=[("weight", [64, 64])])
+    summaries = summarise(records)
+    found = forecast(records, summaries)
+    assert list(found.missing) == ["pytorch-powersgd"]
+    dense, fp16 = found.predictions
+    assert list(dense.by_bandwidth) == sorted(dense.by_bandwidth, reverse=True)
+    assert fp16.by_bandwidth[0] < dense.by_bandwidth[0]
+    assert dense.by_workers[-1] > dense.by_workers[0]
+    sections = comparison.sections(records, summaries, found)
+    text = page.render("t", sections)
+    assert "Not predicted: pytorch-powersgd" in read(text).text
+    assert "faster than dense below" in read(text).text
+    empty = comparison.sections(records, summaries, Forecast((), {"dense": "because"}))
+    assert "These methods cannot be predicted." in read(page.render("t", empty)).text
+
+
+def test_predictions_scale_with_the_recorded_work() -> None:
+    one = made((Entrant("fp16", 0.03, 0.2),), layers=[("weight", [64, 64])])
+    other = made((Entrant("fp16", 0.03, 0.4),), layers=[("weight", [64, 64])])
+    fast, slow = (forecast(each, summarise(each)).predictions[0].by_bandwidth[-1] for each in (one, other))
+    assert slow - fast == pytest.approx(0.2, rel=0.05)
+
+
+def test_the_picture_names_every_method(tmp_path: Path) -> None:
+    records = made((*HANDFUL, BROKEN))
+    path = tmp_path / "deep" / "picture.svg"
+    report.picture(records, path)
+    root = ElementTree.parse(path).getroot()
+    words = [each.text for each in root.iter() if each.tag.endswith("text")]
+    assert all(entrant.method in words for entrant in (*HANDFUL, BROKEN))
+    assert {"failed", "not reached"} <= set(words)
+    assert root.get("viewBox")
+    with pytest.raises(ConfigError, match="nothing to draw"):
+        report.picture(Records(records.setting, [], [], records.runs), path)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    write(tmp_path / "records.jsonl", lines(made()))
+    out, picture = tmp_path / "a" / "page.html", tmp_path / "picture.svg"
+    options = ["--out", str(out), "--picture", str(picture), "--no-predict"]
+    result = CliRunner().invoke(app, ["report", str(tmp_path), *options])
+    assert result.exit_code == 0, result.output
+    assert "first to 97" in read(out.read_text()).text
+    assert picture.read_text().startswith("<svg")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "records.jsonl"), "--no-predict", "--json"])
+    assert [one["method"] for one in json.loads(result.output)] == [each.method for each in HANDFUL]
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(None, "there is no file"), ("{}\n", "line 1: records are"), ("", "not the records of one comparison")],
+)
+def test_the_command_refuses_other_files(tmp_path: Path, content: str | None, expected: str) -> None:
+    path = tmp_path / "records.jsonl"
+    if content is not None:
+        path.write_text(content)
+    result = CliRunner().invoke(app, ["report", str(path)])
+    assert result.exit_code == 2
+    assert expected in result.output
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_reproductions_use_the_same_pages(tmp_path: Path) -> None:
+    from plotly.graph_objects import Figure
+
+    from thinwire.reproduce.base import Claim, Outcome
+    from thinwire.reproduce.page import write_plots
+
+    outcome = Outcome(
+        [Claim("it works", "yes", EVIL, True)], figures={"A <plot>": Figure({"data": [{"y": [1, 2]}]})}
+    )
+    outcome.table("T", ("a", "b"), [("1", "2")])
+    outcome.notes.append("a note")
+    path = tmp_path / "plots.html"
+    write_plots(path, "Title", outcome.figures, outcome)
+    found = read(path.read_text())
+    assert all(each in found.text for each in ("A <plot>", EVIL, "a note", "T"))
+    assert len(specs(path.read_text())) == 1
+
+
+def test_plotly_is_imported_only_for_a_page() -> None:
+    script = "import sys, thinwire, thinwire.report, thinwire.cli; sys.exit('plotly' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_styles_follow_the_order_of_methods() -> None:
+    records = made()
+    assert list(styles(records.methods)) == records.methods

@@ -1,0 +1,131 @@
+"""What a report says about its records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.report.made import HANDFUL, Entrant, made
+from thinwire.compare.records import Records
+from thinwire.report import words
+from thinwire.report.curves import POINTS, evaluations, thinned, training_loss
+from thinwire.report.plots.tradeoff import frontier
+from thinwire.report.summary import Spread, speed_up, summarise, winner
+
+
+def test_means_and_ranges_over_seeds() -> None:
+    records = made(seeds=3)
+    one = summarise(records)[0]
+    taken = [run.target_seconds for run in records.runs_of("dense")]
+    assert one.seeds == 3
+    assert one.target_seconds is not None
+    known = [value for value in taken if value is not None]
+    assert len(known) == 3
+    assert one.target_seconds.mean == pytest.approx(sum(known) / 3)
+    assert (one.target_seconds.low, one.target_seconds.high) == (min(known), max(known))
+
+
+def test_a_missing_value_leaves_no_mean() -> None:
+    assert Spread.of([1.0, None]) is None
+    assert Spread.of([]) is None
+    assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0)
+
+
+def test_the_winner_is_the_first_at_the_target() -> None:
+    records = made()
+    summaries = summarise(records)
+    best = winner(summaries, records.setting)
+    assert best is not None
+    assert best.method == "powersgd(rank=2)"
+    times = {run.method: run.target_seconds for run in records.runs}
+    gain = speed_up(best, summaries[0], records.setting)
+    fastest = min(seconds for seconds in times.values() if seconds is not None)
+    assert times[best.method] == fastest
+    assert gain == pytest.approx((times["dense"] or math.nan) / fastest)
+    said = words.verdict(summaries, records.setting)
+    assert said.startswith("powersgd(rank=2) was first to 97\u00a0%")
+    assert words.numbers.times(gain or 0) in said
+
+
+def test_a_seed_that_fails_or_misses_the_target_cannot_win() -> None:
+    records = made(seeds=2)
+    broken = [
+        replace(run, failed="gone") if (run.method, run.seed) == ("powersgd(rank=2)", 1) else run
+        for run in records.runs
+    ]
+    summaries = summarise(replace(records, runs=broken))
+    best = winner(summaries, records.setting)
+    assert best is not None
+    assert best.method != "powersgd(rank=2)"
+    missed = [
+        replace(run, target_step=None, target_seconds=None, target_sent=None)
+        if (run.method, run.seed) == ("powersgd(rank=2)", 1)
+        else run
+        for run in records.runs
+    ]
+    best = winner(summarise(replace(records, runs=missed)), records.setting)
+    assert best is not None
+    assert best.method != "powersgd(rank=2)"
+
+
+def test_without_a_target_only_those_as_good_as_the_baseline_can_win() -> None:
+    hasty = Entrant("signsgd(scale='rms')", 0.001, 0.0, ceiling=0.8)
+    records = made((*HANDFUL[:2], hasty), target=None)
+    summaries = summarise(records)
+    assert min(summaries, key=lambda one: one.seconds.mean if one.seconds else 0).method == hasty.method
+    best = winner(summaries, records.setting)
+    assert best is not None
+    assert best.method == "fp16"
+
+
+def test_a_baseline_that_wins_is_called_the_winner() -> None:
+    slow = Entrant("topk(ratio=0.01)", 1.0, 0.5)
+    records = made((HANDFUL[0], slow), target=None)
+    assert "none of the others is better" in words.verdict(summarise(records), records.setting)
+
+
+def test_nobody_at_the_target() -> None:
+    records = made(target=0.9999)
+    assert winner(summarise(records), records.setting) is None
+    assert words.verdict(summarise(records), records.setting).startswith("No method reached")
+
+
+def test_bytes_that_nobody_counted_are_no_zeros() -> None:
+    records = made()
+    runs = [replace(run, sent=0, received=0, payload=0.0, rounds=0.0) for run in records.runs]
+    for one in summarise(replace(records, runs=runs)):
+        assert one.sent is None
+        assert one.received is None
+        assert one.rounds is None
+
+
+def test_curves_are_thinned_and_keep_both_ends() -> None:
+    assert thinned(range(1, 8)) == list(range(1, 8))
+    kept = thinned(range(1, 5001))
+    assert (kept[0], kept[-1]) == (1, 5000)
+    assert len(kept) <= POINTS + 1
+
+
+def test_curves_of_failed_runs_end_where_they_failed() -> None:
+    records = made((*HANDFUL[:1], Entrant("randomblock(ratio=0.1)", 0.1, 0.001, fails_at=37)))
+    curve = evaluations(records, "randomblock(ratio=0.1)", "accuracy")
+    assert curve.broken
+    assert curve.points[-1].step == 37
+    loss = training_loss(records, "randomblock(ratio=0.1)")
+    assert all(math.isfinite(point.value) for point in loss.points)
+    assert not evaluations(records, "dense", "accuracy").broken
+
+
+def test_no_point_is_a_mean_of_fewer_seeds() -> None:
+    records = made(HANDFUL[:1], seeds=2)
+    cut = [each for each in records.evaluations if each.seed == 0 or each.step <= 50]
+    curve = evaluations(Records(records.setting, records.steps, cut, records.runs), "dense", "accuracy")
+    assert curve.points[-1].step == 50
+
+
+def test_the_frontier_has_what_nothing_beats() -> None:
+    points = [(10.0, 0.9), (5.0, 0.95), (1.0, 0.8), (5.0, 0.7), (20.0, 0.96)]
+    assert frontier(points, made().setting) == [2, 1, 4]
+    assert frontier(points, made(measure="perplexity").setting) == [2, 3]
