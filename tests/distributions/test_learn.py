@@ -29,12 +29,12 @@ CASES = {
     "monotone": {"bits": 0.5, "structure": "monotone"},
     "cells": {"bits": 0.5, "structure": "histogram", "pieces": 8, "domain": 4096, "count": 20_000},
     "sketch": {
-        "bits": 0.3,
+        "bits": 0.05,
         "structure": "histogram",
         "pieces": 8,
         "norm": "l2",
         "domain": 4096,
-        "count": 200_000,
+        "count": 1_500_000,
     },
 }
 KINDS = {"monotone": "monotone", "cells": "histogram", "sketch": "histogram"}

@@ -9,10 +9,13 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from thinwire.distributions import kernels
 from thinwire.distributions.counts import ExactCounts
 from thinwire.distributions.pieces import Fit, fit_pieces
 from thinwire.distributions.protocol import (
+    CHUNK,
     F64,
     I64,
     MEAN_MAGNITUDE,
@@ -105,8 +108,8 @@ class CellCounts(Additive):
         return f"QuantileCells(domain={self.domain}, pieces={self.pieces}, cells={len(self.edges) - 1})"
 
     @cached_property
-    def _cell_of(self) -> I64:
-        return np.repeat(np.arange(len(self.edges) - 1, dtype=np.int64), np.diff(self.edges))
+    def _cell_of(self) -> NDArray[np.int32]:
+        return np.repeat(np.arange(len(self.edges) - 1, dtype=np.int32), np.diff(self.edges))
 
     @cached_property
     def _counts(self) -> ExactCounts:
@@ -121,10 +124,14 @@ class CellCounts(Additive):
 
     def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Sums:
         x = check_samples(samples, self.domain)
-        counts = self.empty()
-        for low in range(0, len(x), 1 << 20):
-            counts += self._counts.encode(self._cell_of[x[low : low + (1 << 20)]]).table
-        return Sums(counts, len(x))
+        counts = np.zeros(self._counts.domain, np.int64)
+        cells = np.empty(min(CHUNK, len(x)), np.int64)
+        for low in range(0, len(x), CHUNK):
+            piece = x[low : low + CHUNK].astype(np.int64, copy=False)
+            kernels.look_up(piece, self._cell_of, cells[: len(piece)])
+            kernels.count(cells[: len(piece)], counts)
+        self._counts.check_total(len(x))
+        return Sums(counts.astype(self.empty().dtype), len(x))
 
     def estimate(self, messages: Sums | Sequence[Sums]) -> F64:
         return self.fit(messages).values()

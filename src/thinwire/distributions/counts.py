@@ -10,6 +10,7 @@ import numpy as np
 
 from thinwire.distributions import kernels
 from thinwire.distributions.protocol import (
+    CHUNK,
     F64,
     I64,
     Additive,
@@ -25,8 +26,8 @@ def counted(samples: Any, domain: int) -> I64:
     """How often each symbol occurs."""
     x = check_samples(samples, domain)
     counts = np.zeros(domain, np.int64)
-    for low in range(0, len(x), 1 << 15):
-        kernels.count(x[low : low + (1 << 15)].astype(np.int64, copy=False), counts)
+    for low in range(0, len(x), CHUNK):
+        kernels.count(x[low : low + CHUNK].astype(np.int64, copy=False), counts)
     return counts
 
 
@@ -61,18 +62,19 @@ class ExactCounts(Additive):
     def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Sums:
         counts = counted(samples, self.domain)
         total = int(counts.sum())
-        self._check_total(total)
+        self.check_total(total)
         return Sums(counts.astype(self.empty().dtype), total)
 
     def estimate(self, messages: Sums | Sequence[Sums]) -> F64:
         parts = [messages] if isinstance(messages, Sums) else messages
-        self._check_total(sum(part.count for part in parts))
+        self.check_total(sum(part.count for part in parts))
         added = self.added(messages)
         if added.table.min() < 0 or int(added.table.sum(dtype=np.int64)) != added.count:
             raise PayloadError(f"counts that do not add up to the {added.count} samples announced")
         return added.table / added.count
 
-    def _check_total(self, total: int) -> None:
+    def check_total(self, total: int) -> None:
+        """Refuse more samples than a count can hold."""
         if total >= 1 << (self.width - 1):
             raise ConfigError(f"{total:,} samples do not fit counts of {self.width} bits: use width=64")
 

@@ -5,7 +5,7 @@ Callers check lengths and ranges: Numba does not.
 
 import numpy as np
 
-from thinwire.kernels.cpu._jit import F64, I64, U8, U64, kernel
+from thinwire.kernels.cpu._jit import F64, I32, I64, U8, U64, kernel
 from thinwire.kernels.cpu._random import mix64
 
 _ONE = np.uint64(1)
@@ -30,6 +30,19 @@ def chance(key: np.uint64, player: int) -> float:
 @kernel
 def pack(codes: I64, bits: int, out: U8) -> None:
     """Little-endian, `bits` for each code; `out` has ceil(bits * n / 8) bytes."""
+    if 8 % bits == 0:  # whole bytes at a time
+        each = 8 // bits
+        whole = len(codes) // each
+        for i in range(whole):
+            byte = np.int64(0)
+            for j in range(each):
+                byte |= codes[i * each + j] << (j * bits)
+            out[i] = np.uint8(byte)
+        if whole * each < len(codes):
+            out[whole] = 0
+            for j in range(len(codes) - whole * each):
+                out[whole] |= np.uint8(codes[whole * each + j] << (j * bits))
+        return
     held = np.uint64(0)
     width = 0
     at = 0
@@ -70,6 +83,12 @@ def unpack(packed: U8, bits: int, codes: I64) -> np.int64:
 def count(values: I64, counts: I64) -> None:
     for j in range(len(values)):
         counts[values[j]] += 1
+
+
+@kernel
+def look_up(x: I64, table: I32, out: I64) -> None:
+    for j in range(len(x)):
+        out[j] = table[x[j]]
 
 
 @kernel

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.distributions import kernels
 from thinwire.distributions.grouping import Grouping
@@ -78,8 +79,8 @@ class Monotone(Coded):
         return len(self.edges) - 1
 
     @cached_property
-    def _cell_of(self) -> I64:
-        return np.repeat(np.arange(self.cells, dtype=np.int64), np.diff(self.edges))
+    def _cell_of(self) -> NDArray[np.int32]:
+        return np.repeat(np.arange(self.cells, dtype=np.int32), np.diff(self.edges))
 
     @cached_property
     def inner(self) -> Raw | Grouping:
@@ -101,7 +102,9 @@ class Monotone(Coded):
         return self.inner.smallest
 
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
-        self.inner.codes(self._cell_of[x], first, key, out)
+        cells = np.empty_like(out)
+        kernels.look_up(x, self._cell_of, cells)
+        self.inner.codes(cells, first, key, out)
 
     def begin(self, parts: Sequence[Messages]) -> Any:
         return self.inner.begin(parts)

@@ -10,6 +10,7 @@ import numpy as np
 
 from thinwire.distributions import kernels
 from thinwire.distributions.protocol import (
+    CHUNK,
     F64,
     I64,
     Coded,
@@ -83,7 +84,7 @@ class SimulateAndInfer(Coded):
     def _tally_of(self, messages: Messages | Sequence[Messages]) -> _Tally:
         parts = sorted([messages] if isinstance(messages, Messages) else messages, key=lambda m: m.first)
         tally = self.begin(parts)
-        codes = np.empty(1 << 15, np.int64)
+        codes = np.empty(CHUNK, np.int64)
         for part in parts:
             self._read(part, codes, tally)
         return tally
