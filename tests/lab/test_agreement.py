@@ -14,7 +14,7 @@ from thinwire.lab.inside import counters
 from thinwire.launch import Worker, run_local
 from thinwire.links import hosts_for, throttle
 
-METHODS = ("dense", "topk(ratio=0.05)", "qsgd(bits=4)", "powersgd(rank=32)")
+METHODS = ("dense", "topk(ratio=0.2)", "qsgd(bits=4)", "powersgd(rank=64)")
 SHAPE = (700, 1000)
 STEPS = 6
 
