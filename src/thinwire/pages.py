@@ -1,70 +1,118 @@
-"""The page of methods: what each one is, from its docstring, and how it did on digits, as measured."""
+"""docs/methods/: a page for each method, from its docstring, and how it did on digits, as measured."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from thinwire.registry import methods, schedules
+from thinwire.descriptions import Description, all_methods
+
+COMMAND = "thinwire methods --pages docs/methods --digits src/thinwire/bench/digits.json"
+NOTE = f"Made by `{COMMAND}`; do not edit."
+HEADER = (
+    "| method | accuracy | to dense | payload | rounds | sent | of dense |",
+    "|---|---|---|---|---|---|---|",
+)
 
 
-def methods_page(digits: Mapping[str, Any] | None) -> str:
-    """Markdown; `digits` is what `thinwire demo --json` wrote."""
-    lines = ["# Methods", ""]
-    lines += ["Made by `thinwire methods --page`; do not edit.", ""]
-    if digits is not None:
-        lines += _results(digits)
-    for name, cls in sorted(methods().items()):
-        instance = cls()
-        relied = [key for key, value in asdict(instance.traits).items() if value is True]
+def write_pages(folder: Path, digits: Mapping[str, Any] | None) -> list[Path]:
+    """Write README.md and a page for each method; `digits` is what `thinwire demo --json` wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for name, text in pages(digits).items():
+        written.append(folder / name)
+        written[-1].write_text(text)
+    return written
+
+
+def pages(digits: Mapping[str, Any] | None) -> dict[str, str]:
+    """Markdown by file name."""
+    described = sorted(all_methods(), key=lambda one: one.name)
+    return {"README.md": _index(described, digits)} | {
+        f"{one.name}.md": _page(one, digits) for one in described
+    }
+
+
+def _index(described: Sequence[Description], digits: Mapping[str, Any] | None) -> str:
+    lines = ["# Methods", "", NOTE, "", "Not sure which one? See [choosing](../choosing.md).", ""]
+    for kind, title, about in (
+        ("exchange", "Averaging gradients in every step", "bytes a step"),
+        ("schedule", "Averaging parameters from time to time", "bytes a step, on average"),
+    ):
+        lines += [f"## {title}", "", f"| method | what it does | {about} |", "|---|---|---|"]
         lines += [
-            f"## {name}",
-            "",
-            f"    {instance!r}",
-            "",
-            f"Traits: {', '.join(relied) or 'none'}.",
-            "",
-            "```text",
-            inspect.cleandoc(cls.__doc__ or ""),
-            "```",
-            "",
+            f"| [{one.name}]({one.name}.md) | {_cell(one.summary)} | `{_cell(one.bytes)}` |"
+            for one in described
+            if one.kind == kind
         ]
-    for name, schedule in sorted(schedules().items()):
-        lines += [
-            f"## {name}",
-            "",
-            f"    {schedule()!r}",
-            "",
-            "A schedule: parameters are averaged from time to time (see periodic.md). Replicas are equal after "
-            "every sync.",
-            "",
-            "```text",
-            inspect.cleandoc(schedule.__doc__ or ""),
-            "```",
-            "",
-        ]
-    return "\n".join(lines)
+        lines.append("")
+    lines += [
+        "Bytes are what a worker hands over for a tensor of n entries, frame headers apart, between few "
+        "workers; k entries are sent, `index_bytes(n, k)` is the shortest code of their places.",
+        "",
+    ]
+    return "\n".join([*lines, *(_results(digits) if digits is not None else ())])
+
+
+def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
+    lines = [f"# {one.name}", "", NOTE, "", one.summary, "", f"    {one.call}", ""]
+    lines += [f"- Relied on: {one.relied_on}.", f"- Bytes a step: `{one.bytes}`."]
+    if one.kind == "schedule":
+        lines.append("- A schedule: see [talking from time to time](../periodic.md).")
+    lines += ["", "```text", one.text, "```", ""]
+    if one.family:
+        lines += ["## The family", "", "```text", one.family, "```", ""]
+    return "\n".join([*lines, *_measured(one, digits)])
+
+
+def _measured(one: Description, digits: Mapping[str, Any] | None) -> list[str]:
+    if digits is None:
+        return []
+    rows: Sequence[Mapping[str, Any]] = digits["results"]
+    own = [row for row in rows if _name(row) == one.name]
+    if not own:
+        return ["## Measured", "", f"Not in the table of `{digits['command']}`.", ""]
+    dense = rows[0]
+    shown = own if one.name == "dense" else [dense, *own]
+    lines = ["## Measured", "", _about(digits), "", *HEADER]
+    return [*lines, *(_row(row, dense) for row in shown), ""]
 
 
 def _results(digits: Mapping[str, Any]) -> list[str]:
     rows: Sequence[Mapping[str, Any]] = digits["results"]
-    dense = rows[0]["accuracy"]
-    lines = [
+    return [
         "## On handwritten digits",
         "",
-        f"`{digits['command']}`: a network of 84,746 weights, {digits['workers']} workers, {digits['steps']} "
-        f"steps of SGD (learning rate 0.2, no momentum), every method at its defaults, mean of "
-        f"{digits['seeds']} seeds. "
-        "One of the 360 test images is 0.3 points. Bytes are per step and worker.",
+        _about(digits),
         "",
-        "| method | accuracy | to dense | payload | rounds | sent | of dense |",
-        "|---|---|---|---|---|---|---|",
+        *HEADER,
+        *(_row(r, rows[0]) for r in rows),
+        "",
     ]
-    lines += [
-        f"| `{row['method']}` | {100 * row['accuracy']:.1f} % | {100 * (row['accuracy'] - dense):+.1f} | "
-        f"{row['payload']:,.0f} | {row['rounds']:.3g} | {row['sent']:,.0f} | {row['ratio']:.4f} |"
-        for row in rows
-    ]
-    return [*lines, ""]
+
+
+def _about(digits: Mapping[str, Any]) -> str:
+    seeds = digits["seeds"]
+    return (
+        f"`{digits['command']}`: a network of 84,746 weights, {digits['workers']} workers, {digits['steps']} "
+        f"steps of SGD (learning rate 0.2, no momentum), every method at its defaults, "
+        f"{'one seed' if seeds == 1 else f'mean of {seeds} seeds'}. "
+        "One of the 360 test images is 0.3 points. Bytes are per step and worker."
+    )
+
+
+def _row(row: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
+    return (
+        f"| `{row['method']}` | {100 * row['accuracy']:.1f} % | "
+        f"{100 * (row['accuracy'] - dense['accuracy']):+.1f} | {row['payload']:,.0f} | {row['rounds']:.3g} | "
+        f"{row['sent']:,.0f} | {row['ratio']:.4f} |"
+    )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(row["method"]).partition("(")[0]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -26,7 +26,7 @@ def test_help_names_every_command() -> None:
 
 def test_methods_lists_what_is_registered() -> None:
     described = {one["name"]: one for one in json.loads(call("methods", "--json").output)}
-    assert set(described) == set(thinwire.methods())
+    assert set(described) == {*thinwire.methods(), *thinwire.schedules()}
     assert described["qsgd"]["options"]["bits"] == 4
     assert described["dense"]["traits"]["consensus"] is True
     assert all(one["summary"] for one in described.values())
@@ -89,11 +89,13 @@ def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
     assert all(row["parameters"] == 2_599_200 and len(row["milliseconds"]) == 3 for row in rows)
 
 
-def test_the_page_of_methods(tmp_path: Path) -> None:
-    page = tmp_path / "docs" / "methods.md"
-    assert call("methods", "--page", str(page)).exit_code == 0
-    text = page.read_text()
-    assert all(f"## {name}\n" in text for name in thinwire.methods())
+def test_a_page_for_each_method(tmp_path: Path) -> None:
+    assert call("methods", "--pages", str(tmp_path / "pages")).exit_code == 0
+    names = [*thinwire.methods(), *thinwire.schedules()]
+    for name in names:
+        assert (tmp_path / "pages" / f"{name}.md").read_text().startswith(f"# {name}\n")
+    index = (tmp_path / "pages" / "README.md").read_text()
+    assert all(f"[{name}]({name}.md)" in index for name in names)
 
 
 def test_scale_of_few_simulated_workers(tmp_path: Path) -> None:
