@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from thinwire.links import hosts_for, throttle
 METHODS = ("dense", "topk(ratio=0.2)", "qsgd(bits=4)", "powersgd(rank=64)")
 SHAPE = (700, 1000)
 STEPS = 6
+BUSY = 4  # processes a core
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,11 @@ def measure(link: str) -> dict[str, float]:
 
 
 def test_steps_under_the_throttle_take_as_long_as_in_the_lab() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY * cores:
+        pytest.skip(
+            f"a load of {load:.0f} on {cores} cores: steps would take as long as other work lets them"
+        )
     throttled, real = dict.fromkeys(METHODS, 1e9), dict.fromkeys(METHODS, 1e9)
     ratios: dict[str, float] = {}
     # Other work on this machine makes steps longer, never shorter: what is compared are the shortest.
