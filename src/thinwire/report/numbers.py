@@ -27,6 +27,8 @@ def scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def seconds(value: float) -> str:
+    if value == 0:
+        return f"0{SPACE}s"
     if value >= 7200:
         return f"{digits(value / 3600)}{SPACE}h"
     if value >= 120:

@@ -115,7 +115,7 @@
   }
 
   // Paper is narrower than a screen, 182 mm between the margins of A4, and two plots and more should fit on a page.
-  const paper = { width: 680, height: 260, row: 0.75 };
+  const paper = { width: 680, height: 235, row: 0.85 };
   addEventListener("beforeprint", () => {
     for (const { box, height } of plots.values()) {
       box.style.height = "rows" in box.dataset ? `${paper.row * parseFloat(height)}px` : `${paper.height}px`;

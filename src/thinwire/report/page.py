@@ -260,7 +260,7 @@ def shape(marker: str, x: float, y: float, r: float) -> str:
             "diamond": (4, 0.0),
             "triangle-up": (3, 0.0),
             "triangle-down": (3, 0.5),
-            "triangle-left": (3, 0.75),
+            "triangle-left": (3, 2.25),
         }[marker]
         q = r * 1.2
         points = [

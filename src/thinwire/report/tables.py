@@ -117,11 +117,13 @@ def break_even(predicted: Forecast, summaries: Sequence[Summary], drawn: dict[st
     for one in predicted.predictions:
         step, here = measured[one.method], one.here
         row: Row = [Cell(one.method, one.method, drawn[one.method]), _edge(one, base)]
-        row.append(NOTHING if here is None else Cell(numbers.seconds(here), here))
-        row.append(NOTHING if step is None else Cell(numbers.seconds(step.mean), step.mean))
-        row.append(NOTHING if step is None or here is None else _ratio(here / step.mean))
+        if here is not None:
+            row.append(Cell(numbers.seconds(here), here))
+            row.append(NOTHING if step is None else Cell(numbers.seconds(step.mean), step.mean))
+            row.append(NOTHING if step is None else _ratio(here / step.mean))
         rows.append(row)
-    parts = ("step predicted here", "step measured", "predicted / measured")
+    on_a_link = predicted.predictions[0].here is not None
+    parts = ("step predicted here", "step measured", "predicted / measured") if on_a_link else ()
     return Table("Break-even bandwidth", ("method", f"faster than {base} below", *parts), rows)
 
 

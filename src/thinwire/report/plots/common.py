@@ -43,7 +43,7 @@ def rule(axis: str, value: float, **line: Any) -> dict[str, Any]:
 def decades(values: Sequence[float], write: Callable[[float], str], title: str) -> dict[str, Any]:
     """A logarithmic axis with round numbers in words; more of them where there are few decades."""
     low, high = min(values, default=1.0), max(values, default=1.0)
-    factors = (1, 2, 5) if high / low < 10 else (1, 3) if high / low < 300 else (1,)
+    factors = (1, 2, 5) if high / low < 5 else (1, 3) if high / low < 50 else (1,)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     ticks = [factor * 10.0**power for power in powers for factor in factors]
     return {
