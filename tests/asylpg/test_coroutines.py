@@ -1,14 +1,19 @@
 """Server and worker coroutines on the virtual clock: convergence, staleness, bytes, faults."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.asylpg.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, run, uneven
 from thinwire.errors import ConfigError, PeerError, StateError
-from thinwire.parameter_server import AsyLPG, checkpoint
+from thinwire.parameter_server import AsyLPG, checkpoint, progress
 from thinwire.parameter_server.mail import Event
 from thinwire.parameter_server.messages import HEADER_BYTES, Kind, Message, partial, with_text
-from thinwire.parameter_server.quantiser import payload_bytes
+from thinwire.parameter_server.quantiser import Coded, payload_bytes
 from thinwire.parameter_server.scheduler import Scheduler
 
 FULL = {"bits_up": 32, "bits_down": 32}
@@ -133,14 +138,14 @@ def test_records_count_the_bits_of_both_ways():
     assert history[0].bits == 0
     # an epoch: 4 snapshots and 4 partial sums in float32, 500 times 4 bits and a scale either way
     epoch = 500 * (4 * SIZE + 32)
-    for before, after in zip(history, history[1:], strict=False):
+    for before, after in itertools.pairwise(history):
         assert 0.97 * epoch <= after.bits_down - before.bits_down - 4 * 32 * SIZE <= epoch
         assert 0.97 * epoch <= after.bits_up - before.bits_up - 4 * 32 * SIZE <= epoch
         assert after.wire_bytes - before.wire_bytes > (after.bits - before.bits) / 8
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("at", [1, 100, 124])
+@pytest.mark.parametrize("at", [1, 124])
 def test_the_others_go_on_without_a_worker_that_died(shards, at):
     servers, workers = cast(4, shards, mode="centered")
     result = Scheduler(servers, workers, seconds=uneven(), deaths={2: at, 1: at + 1}).run()[0]
@@ -204,20 +209,23 @@ def test_a_worker_with_other_options_is_told_what_differs():
     assert "the server 4" in str(scheduler.errors[2])
 
 
+class Desk:
+    """A server's mail, for a test that plays all workers itself."""
+
+    def __init__(self):
+        self.sent, self.dropped = [], []
+
+    def send(self, link, message):
+        self.sent.append((link, message))
+
+    def drop(self, link):
+        self.dropped.append(link)
+
+    def close(self):
+        pass
+
+
 def test_mail_of_an_old_epoch_is_discarded_and_nonsense_costs_the_worker_its_place():
-    class Desk:
-        def __init__(self):
-            self.sent, self.dropped = [], []
-
-        def send(self, link, message):
-            self.sent.append((link, message))
-
-        def drop(self, link):
-            self.dropped.append(link)
-
-        def close(self):
-            pass
-
     (server,), _ = cast(2, epochs=2)
     desk = Desk()
     program = server.run(desk)
@@ -300,3 +308,44 @@ def test_learning_rates_follow_their_schedule():
     assert [AsyLPG(lr=2.0, lr_schedule="inverse").rate(s) for s in range(3)] == [2.0, 1.0, 2.0 / 3]
     assert AsyLPG(lr=2.0, lr_schedule=lambda epoch: 0.5**epoch).rate(3) == 0.25
     assert AsyLPG(variant="accelerated", lr=1.0).rate(2) == 2.0
+
+
+NOT_FAULTS = st.sampled_from([kind for kind in Kind if kind not in (Kind.FAULT, Kind.HELLO)])
+MAIL = st.builds(
+    lambda kind, epoch, version, form, entries, noise, one_way: Message(
+        kind, epoch, version, Coded(form, entries, 1.0, np.frombuffer(noise, np.uint8)), one_way
+    ),
+    NOT_FAULTS,
+    st.integers(0, 2),
+    st.integers(0, 3),
+    st.sampled_from([0, 4, 254, 255]),
+    st.integers(0, SIZE + 1),
+    st.binary(max_size=4 * SIZE + 8),
+    st.booleans(),
+)
+
+
+@given(st.lists(MAIL, max_size=12))
+def test_whatever_one_worker_sends_the_server_keeps_its_books(mails):
+    (server,), _ = cast(2, epochs=2)
+    desk = Desk()
+    program = server.run(desk)
+    program.send(None)
+    for link in (0, 1):
+        program.send(Event("mail", link, with_text(Kind.HELLO, server.agreement.to_json(), version=link)))
+    for mail in mails:
+        program.send(Event("mail", 1, mail))
+    assert 0 in server.peers
+    assert server._open_tickets == sum(peer.ticket is not None for peer in server.peers.values())
+    assert np.isfinite(server.state.x).all()
+    program.close()
+
+
+def test_the_bar_says_how_it_goes():
+    servers, workers = cast(2, epochs=1)
+    Scheduler(servers, workers).run()
+    with progress.bar(servers[0], True) as tick:
+        tick()
+    line = progress.describe(servers[0], time.monotonic() - 1)
+    for word in ("epoch 1/1", "objective 0.", "updates/s", "staleness", "MB"):
+        assert word in line

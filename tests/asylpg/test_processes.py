@@ -1,4 +1,4 @@
-"""The same coroutines in real processes over gloo: training, faults, restarts. A launch has many scenarios."""
+"""The same coroutines in real processes over gloo: training, faults, restarts. One launch, many scenarios."""
 
 import os
 import signal
@@ -165,9 +165,8 @@ def bad_loss(worker: Worker):
 
 
 def diverge(worker: Worker):
-    run = lambda: thinwire.asylpg(
-        problem(), name="diverge", **{**LINEAR, "lr": 1e200, "prox": "none", "strength": 0.0}
-    )  # noqa: E731
+    options = {**LINEAR, "lr": 1e200, "prox": "none", "strength": 0.0}
+    run = lambda: thinwire.asylpg(problem(), name="diverge", **options)  # noqa: E731
     return caught(run, thinwire.ThinwireError)
 
 

@@ -181,8 +181,9 @@ class Office:
     def _feed(self, event: Event) -> None:
         with self._lock:
             if self._done.is_set():
-                if self._error is not None and event.what == "mail":
-                    self._answers[event.link].put(self._fault())
+                if event.what == "mail":
+                    late = with_text(Kind.REFUSED, "the run is over")
+                    self._answers[event.link].put(late if self._error is None else self._fault())
                 return
             try:
                 self._program.send(event)

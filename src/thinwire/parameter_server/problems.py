@@ -201,7 +201,7 @@ class ModuleProblem:
             (torch.zeros_like(p) if g is None else g).float().flatten()
             for p, g in zip(self._parameters, cast("Sequence[torch.Tensor | None]", found), strict=True)
         ]
-        return float(loss), torch.cat(flat).cpu().numpy()
+        return float(loss.detach()), torch.cat(flat).cpu().numpy()
 
     @torch.no_grad()
     def _load(self, x: Vector) -> None:

@@ -168,14 +168,19 @@ class Server:
             self._take(event.link, event.message)
 
     def _take(self, link: int, message: Message) -> None:
+        peer = self.peers.get(link)
         if message.kind == Kind.HELLO:
+            if peer is not None:
+                raise PayloadError("a second greeting")
             self._hello(link, message)
             return
-        peer = self.peers.get(link)
         if peer is None:
             return  # given up already
         if message.kind == Kind.FAULT:
             raise ThinwireError(f"worker {peer.index}: {message.text}")
+        owes = peer.ticket is not None and peer.update is None
+        if owes and message.kind != Kind.UPDATE and message.epoch == self.state.epoch:
+            raise PayloadError(f"{message.kind.name}, but an update is due")
         if message.kind == Kind.FINISHED:
             if message.epoch == self.state.epoch:
                 peer.finished = True
