@@ -163,7 +163,7 @@ class _Run:
         self.recipe = Recipe(
             "mlp",
             workers=4 if context.quick else 8,
-            steps=48 if context.quick else 2000,
+            steps=48 if context.quick else 1000,
             batch=16 if context.quick else 32,
             learning_rate=0.1,
             hidden=hidden,
@@ -171,7 +171,7 @@ class _Run:
         self.small = replace(self.recipe, batch=2)
         self.seeds = (0,) if context.quick else (0, 1)
         self.workers = (1, 2, 4) if context.quick else (1, 2, 4, 8)
-        self.lengths = (16, 32) if context.quick else (250, 1000, 4000)
+        self.lengths = (16, 32) if context.quick else (125, 500, 2000)
         self.looks, self.rows = (4, 200) if context.quick else (25, 2000)
         self.conditions = settings(self.bound(self.condition_steps, self.recipe.workers))
         self.methods = HEADLINE[:2] if context.quick else HEADLINE

@@ -19,6 +19,7 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.handshake import agree
 from thinwire.hosts.streams import LaneStreams, future_for
 from thinwire.layout import Layout
+from thinwire.links import Links
 from thinwire.meter import Meter, Tally
 from thinwire.notices import tell, warn
 from thinwire.replicas import Replicas
@@ -421,6 +422,10 @@ class PeriodicSession:
             steps,
             100 * payload / max(self.dense_bytes * steps, 1),
         )
+
+    def throttle(self, links: str | Links, *, seed: int = 0) -> None:
+        """Let the meetings take as long as on this link: see `Session.throttle`."""
+        self.exchanges.throttle(links, seed=seed)
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
