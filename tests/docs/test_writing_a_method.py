@@ -1,0 +1,87 @@
+"""The method of docs/writing-a-method.md is a method: registered, it obeys the laws and trains."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import thinwire
+from tests.laws import test_laws
+from tests.laws.cohort import SIZES, Cohort
+
+PAGE = Path(__file__).parents[2] / "docs/writing-a-method.md"
+METHODS = ("byturns(parts=4)", "byturns(parts=1)")
+# What a law's other parameters range over; `unbiased` laws are for methods that say they are.
+RANGES = {
+    "size": SIZES,
+    "dtype": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    "value": (float("nan"), float("inf")),
+    "tensor": ("wide", "vector"),
+}
+LAWS = {
+    name: law
+    for name, law in vars(test_laws).items()
+    if name.startswith("test_") and "unbiased" not in name and "method" in inspect.signature(law).parameters
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's code as a module that an entry point names, as in its last section."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "page_of_a_method.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "page_of_a_method", raising=False)
+    importlib.invalidate_caches()
+    entry = importlib.metadata.EntryPoint("byturns", "page_of_a_method:ByTurns", "thinwire.methods")
+    monkeypatch.setattr(
+        "thinwire.registry.entry_points", lambda group: [entry] if group == "thinwire.methods" else []
+    )
+
+
+def test_all_laws_are_found() -> None:
+    assert len(LAWS) >= 9
+    assert "test_conservation" in LAWS
+    assert "test_non_finite_input_leaves_no_trace" in LAWS
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("method", METHODS)
+def test_it_obeys_the_law(law: str, method: str, tmp_path: Path) -> None:
+    function = LAWS[law]
+    asked = [name for name in inspect.signature(function).parameters if name not in ("method", "tmp_path")]
+    assert set(asked) <= set(RANGES), "a law with a parameter that this test does not know"
+    given: list[dict[str, object]] = [{}]
+    for name in asked:
+        given = [{**one, name: value} for one in given for value in RANGES[name]]
+    paths = {"tmp_path": tmp_path} if "tmp_path" in inspect.signature(function).parameters else {}
+    for one in given:
+        function(method, **one, **paths)
+
+
+def test_a_wrong_option_says_so() -> None:
+    with pytest.raises(thinwire.ConfigError, match="parts must be a whole number from 1 up, not 0"):
+        thinwire.parse("byturns(parts=0)")
+    with pytest.raises(thinwire.ConfigError, match="did you mean 'parts'"):
+        thinwire.parse("byturns(part=2)")
+
+
+def test_every_coordinate_comes_once_in_a_round() -> None:
+    cohort = Cohort("byturns(parts=4)", 2, {"w": (5, 4)})
+    ones = [{"w": torch.ones(5, 4)} for _ in range(2)]
+    outputs = [cohort.average(ones)[0]["w"] for _ in range(4)]
+    assert [int(out.count_nonzero()) for out in outputs] == [5, 5, 5, 5]
+    assert [float(out.max()) for out in outputs] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_page_names_everything_a_class_must_have() -> None:
+    text = PAGE.read_text()
+    for part in ("name", "traits", "init", "run", "payload_bytes", "exact", "__post_init__"):
+        assert f"`{part}`" in text
