@@ -65,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Corner(Exchange):
-    """What only this study asks for: a leader's top-k without feedback, and blocks that ranks draw themselves.
+    """What only this study asks for: a leader's top-k without feedback, and blocks that each rank draws.
 
     Written in plain torch, over one mean: it shows what becomes of the accuracy, not what would travel.
     """
@@ -162,7 +162,7 @@ def _study(
             )
         )
     outcome.table(
-        f"{data.name}, {base.model}, {base.workers} workers, {base.steps} steps, {100 * RATIO:g} % of entries",
+        f"{data.name}, {base.model}, {base.workers} workers, {base.steps} steps, {100 * RATIO:g} % sent",
         ("rule", "indices", "over", "feedback", "momentum", "accuracy", "payload a step", "work a step"),
         rows,
     )

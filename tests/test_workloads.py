@@ -1,0 +1,109 @@
+"""Datasets and models: what fits, and files that do not."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.workloads import MODELS, build, load
+from thinwire.workloads.models import evaluate, loss
+
+
+def _idx(values: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+@pytest.fixture
+def mnist_folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 20), ("t10k", 6)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, count, dtype=np.uint8)
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(_idx(images)))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(_idx(labels))
+    return tmp_path
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("all work and no play makes a dull day. " * 60)
+    return path
+
+
+def test_mnist_files_gzipped_or_not(mnist_folder: Path) -> None:
+    data = load(f"mnist:{mnist_folder}")
+    assert data.inputs.shape == (20, 1, 28, 28)
+    assert data.test_targets.shape == (6,)
+
+
+def test_cut_and_foreign_files_are_named(mnist_folder: Path) -> None:
+    path = mnist_folder / "train-images-idx3-ubyte.gz"
+    whole = path.read_bytes()
+    path.write_bytes(gzip.compress(gzip.decompress(whole)[:-5]))
+    with pytest.raises(ConfigError, match="train-images"):
+        load(f"mnist:{mnist_folder}")
+    path.write_bytes(whole[:100])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(f"mnist:{mnist_folder}")
+    path.write_bytes(gzip.compress(b"something else"))
+    with pytest.raises(ConfigError, match="not an IDX file"):
+        load(f"mnist:{mnist_folder}")
+
+
+@pytest.mark.parametrize(
+    "spec", ["mnist:nowhere", "cifar10:nowhere", "text:nowhere.txt", "digits:x", "mnist"]
+)
+def test_what_is_not_there_is_said(spec: str) -> None:
+    with pytest.raises(ConfigError):
+        load(spec)
+
+
+def test_cifar_labels_out_of_range(tmp_path: Path) -> None:
+    images = np.zeros((3, 32, 32, 3), np.uint8)
+    np.savez(tmp_path / "data_batch_1.npz", images=images, labels=np.array([0, 1, 10], np.uint8))
+    with pytest.raises(ConfigError, match="labels"):
+        load(f"cifar10:{tmp_path}")
+
+
+def test_npz_with_objects_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data_batch_1.npz", images=np.array([{}], object), labels=np.zeros(1))
+    with pytest.raises(ConfigError, match="data_batch_1"):
+        load(f"cifar10:{tmp_path}")
+
+
+def test_text_rows_are_one_symbol_apart(text_file: Path) -> None:
+    data = load(f"text:{text_file}")
+    assert torch.equal(data.inputs[0, 1:], data.targets[0, :-1])
+    assert data.inputs.max() < data.classes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_learn_their_data(name: str, text_file: Path) -> None:
+    data = load(f"text:{text_file}" if name in ("lstm", "transformer") else "digits")
+    before = torch.random.get_rng_state()
+    first, second = build(name, data, 3), build(name, data, 3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    optimizer = torch.optim.Adam(first.parameters(), lr=0.003)
+    inputs, targets = data.batch(torch.arange(16))
+    begin = float(loss(data, first(inputs), targets).detach())
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss(data, first(inputs), targets).backward()
+        optimizer.step()
+    assert float(loss(data, first(inputs), targets).detach()) < 0.9 * begin
+    test_loss, accuracy = evaluate(first, data, 20)
+    assert 0 <= accuracy <= 1
+    assert test_loss > 0
+    assert first.training
+
+
+def test_a_model_for_other_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match="learns text"):
+        build("lstm", load("digits"), 0)
