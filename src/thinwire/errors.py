@@ -9,6 +9,10 @@ class ConfigError(ValueError):
     """A method string, option or argument that cannot be used."""
 
 
+class LabError(ThinwireError):
+    """A command of the system that sets up a lab's network failed; the text has its own words."""
+
+
 class DisagreementError(ThinwireError):
     """The ranks of a group were set up differently; raised on every rank at attach."""
 

@@ -30,15 +30,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @contextmanager
 def _lab_errors() -> Generator[None, None, None]:
     """Mistakes, and commands of the system that fail, are one line. Signals lead through every `finally`."""
-    from thinwire.lab.namespaces import LabError
     from thinwire.lab.signals import leaving_by
 
     with errors(), leaving_by(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        try:
-            yield
-        except LabError as error:
-            typer.echo(f"thinwire: {error}", err=True)
-            raise typer.Exit(1) from None
+        yield
 
 
 @lab.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, LabError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,12 +35,12 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def errors() -> Generator[None, None, None]:
-    """A mistake in what was asked for is one line and exit code 2, not a traceback."""
+    """A mistake in what was asked for is one line and exit code 2, not a traceback; a lab that fails is 1."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, LabError) as error:
         typer.echo(f"thinwire: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
 
 
 @contextmanager

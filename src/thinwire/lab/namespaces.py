@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from thinwire.costs import Link
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, LabError
 from thinwire.links import Links, parse
 
 PREFIX = "thinwire-"
@@ -33,10 +33,6 @@ MOST_HOSTS = 250
 SMALLEST_BURST = 16 * 1024
 BURST_SECONDS = 0.001
 _numbers = itertools.count()
-
-
-class LabError(RuntimeError):
-    """A command that sets up the network failed; the text has its own words."""
 
 
 @dataclass
