@@ -129,7 +129,7 @@ def test_tables_sort_and_copy(opened: Browser) -> None:
     opened.wait("!!window.copied")
     rows = opened.run("window.copied").splitlines()
     assert rows[0].startswith("method,accuracy,steps to 97")
-    assert rows[1].startswith("powersgd(rank=2),0.97")
+    assert re.match(r"powersgd\(rank=2\),0\.97\d{4,}", rows[1])  # not as rounded as it is shown
     assert len(rows) == 1 + len(HANDFUL) + 1
 
 

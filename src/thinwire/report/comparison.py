@@ -111,12 +111,12 @@ def _training(records: Records, drawn: dict[str, Style]) -> Section:
 
 def _parts_of_a_step(summaries: Sequence[Summary]) -> Section:
     title = "Time of a step"
-    ended = sum(one.step_seconds is not None for one in summaries)
+    ended = sum(one.mean_step is not None for one in summaries)
     if not ended:
         return Section(title, [Text("No run ended: there is nothing to show.")])
     caption = (
         "Means a step. Network is time inside its operations. Compression and network may lie beside the "
-        "backward pass, so the bars can be longer than the measured median step, which is the black mark."
+        "backward pass, so the bars can be longer than the measured step, which is the black mark."
     )
     describes = "Compute, compression and network time a step, method by method, as in the summary table."
     return Section(title, [Plot(rows.split(summaries), caption, describes, rows.height(ended), rows=True)])

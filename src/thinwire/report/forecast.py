@@ -64,7 +64,8 @@ def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
         try:
             found[one.method] = _profiles(one, setting)
         except ConfigError as error:
-            missing[one.method] = str(error)
+            # What is wrong, without the advice on how to call it instead.
+            missing[one.method] = str(error).partition(": ")[0]
     baseline = found.get(summaries[0].method) if summaries else None
     if baseline is None:
         return Forecast((), missing)

@@ -8,10 +8,8 @@ nothing from anywhere (a content security policy without sources).
 from __future__ import annotations
 
 import base64
-import csv
 import gzip
 import html
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -164,16 +162,6 @@ def render(title: str, sections: Sequence[Section]) -> str:
             "</body></html>\n",
         )
     )
-
-
-def comma_separated(table: Table) -> str:
-    """A table's values as CSV, unrounded."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table.header)
-    for row in table.rows:
-        writer.writerow([_value(cell) for cell in row])
-    return out.getvalue()
 
 
 def as_text(value: object) -> str:
@@ -358,12 +346,6 @@ def _download(download: Download) -> str:
 def _tile(tile: Tile) -> str:
     name, value, note = html.escape(tile.name), html.escape(tile.value), html.escape(tile.note)
     return f"<div><dt>{name}</dt><dd>{value}</dd><dd class='note'>{note}</dd></div>"
-
-
-def _value(cell: Cell | str) -> str:
-    if isinstance(cell, str):
-        return cell
-    return cell.text if cell.value is None else str(cell.value)
 
 
 def _cell(number: int, cell: Cell | str) -> str:

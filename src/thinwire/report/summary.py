@@ -61,6 +61,11 @@ class Summary:
     def ended(self) -> int:
         return self.seeds - len(self.failures)
 
+    @property
+    def mean_step(self) -> float | None:
+        """Seconds; the median says nothing of a method that does not talk in every step."""
+        return None if self.seconds is None or self.steps is None else self.seconds.mean / self.steps.mean
+
 
 def measured(run: Run, setting: Setting) -> float:
     return run.perplexity if setting.measure == "perplexity" else run.accuracy

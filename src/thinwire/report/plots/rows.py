@@ -51,7 +51,8 @@ def _rows(names: Sequence[str], **changes: Any) -> dict[str, Any]:
 
 def split(summaries: Sequence[Summary]) -> dict[str, Any]:
     """Compute, compression and network a step as bars; the measured step as a mark, for they overlap."""
-    rows = [one for one in summaries if one.step_seconds is not None]
+    rows = [one for one in summaries if one.mean_step is not None]
+    steps = [one.mean_step for one in rows if one.mean_step is not None]
     data: list[dict[str, Any]] = []
     for name, field, colour, pattern in PARTS:
         values = [getattr(one, field).mean for one in rows]
@@ -86,13 +87,12 @@ def split(summaries: Sequence[Summary]) -> dict[str, Any]:
             "type": "scatter",
             "mode": "markers",
             "name": "measured step",
-            "x": [1e3 * one.step_seconds.mean for one in rows if one.step_seconds],
+            "x": [1e3 * step for step in steps],
             "y": list(range(len(rows))),
             "marker": {"symbol": "line-ns", "size": 13, "line": {"width": 3, "color": INK}, "color": INK},
             "text": [
-                f"<b>{plain(one.method)}</b><br>measured step {numbers.seconds(one.step_seconds.mean)}"
-                for one in rows
-                if one.step_seconds
+                f"<b>{plain(one.method)}</b><br>measured step {numbers.seconds(step)}"
+                for one, step in zip(rows, steps, strict=True)
             ],
             "hovertemplate": "%{text}<extra></extra>",
         }
