@@ -152,7 +152,7 @@ def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> 
 
 
 def _network(outcome: Outcome, one: dict[str, Any], quick: bool) -> None:
-    """How many bits until the objective that full precision has at the end of nine tenths of its run."""
+    """How many bits until the objective that all algorithms reach."""
     full = one["runs"][FULL]
     level = max(own["objective"][-1] for own in one["runs"].values())
     rows: list[Sequence[str]] = []
