@@ -13,6 +13,8 @@ from thinwire.hosts import auto
 from thinwire.launch import Worker, WorkerFailedError, run_local
 
 WIDTH = 200
+# Every candidate's kernels are loaded where rank 0 plans: these do.
+FEW = ("dense", "fp16", "qsgd(bits=4)")
 
 
 def network() -> nn.Module:
@@ -21,6 +23,7 @@ def network() -> nn.Module:
 
 
 def start(link: str) -> tuple[DistributedDataParallel, torch.optim.Optimizer, auto.AutoSession]:
+    auto.CANDIDATES = FEW
     model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = thinwire.attach(model, "auto", optimizer=optimizer)
@@ -65,8 +68,8 @@ def test_a_slow_link_gets_a_method_on_all_ranks_alike() -> None:
     ranks = run_local(decide, 2, "20mbit", timeout=150)
     first = ranks[0]
     assert (first["before"], first["undecided"], first["decided"]) == ("dense", True, True)
-    assert first["method"] in auto.CANDIDATES
-    assert first["method"] != "dense"
+    assert first["method"] in FEW[1:]
+    assert set(FEW) <= set(auto.CANDIDATES)
     assert thinwire.parse(first["method"]).traits.consensus
     assert first["kept bytes"]
     assert first["steps"] == auto.STEPS + 3
