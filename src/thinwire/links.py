@@ -18,14 +18,13 @@ import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from thinwire.costs import Link
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.lab.namespaces import Host
-    from thinwire.session import Session
 
 UNLIMITED = Link(latency=0.0, bandwidth=math.inf)
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -160,7 +159,13 @@ def _mistake(text: str, what: str) -> ConfigError:
     return ConfigError(f"link {text.strip()!r}: {what}")
 
 
-def throttle(session: Session, links: str | Links, *, seed: int = 0) -> None:
+class Throttled(Protocol):
+    """What is needed of a session."""
+
+    def throttle(self, links: str | Links, *, seed: int = 0) -> None: ...
+
+
+def throttle(session: Throttled, links: str | Links, *, seed: int = 0) -> None:
     """Let the session's operations take as long as on this link; `Session.throttle` has the details.
 
     A link of the lab is slow by itself: nothing is added to it.

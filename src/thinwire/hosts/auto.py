@@ -27,7 +27,8 @@ from thinwire.registry import parse
 from thinwire.session import LossScale, Session
 
 if TYPE_CHECKING:
-    from thinwire.links import Links
+    from thinwire.layout import Layout
+from thinwire.links import Links
 
 # The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
 STEPS = 5
@@ -243,6 +244,12 @@ class AutoSession:
 
     def reconcile(self) -> None:
         self.session.reconcile()
+
+    def layout(self, names: Sequence[str], device: torch.device) -> Layout:
+        return self.session.layout(names, device)
+
+    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
+        return self.session.payload_bytes(layouts)
 
     def spread(self) -> float:
         return self.session.spread()
