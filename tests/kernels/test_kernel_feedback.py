@@ -102,6 +102,26 @@ def test_block_wraps_around(grad, seed, where, share, dtype, undo_kind):
         assert torch.equal(undo.view(torch.int32), before.view(torch.int32))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 65, 100_003])
+def test_a_block_with_the_output_cleared_in_the_same_pass(n, itself, dtype, backend):
+    residual, grad = vector("normal", n, 1), vector("heavy", n, 2).to(dtype)
+    total = residual + grad.float()
+    clear = grad if itself else torch.full((n,), 7.0).to(dtype)
+    start, length = n // 2, 2 * n // 3
+    block = [(start + j) % n for j in range(length)]
+
+    def call():
+        return kernels.feedback_block(residual, grad, start, length, clear=clear)
+
+    same(call() if backend == "cpu" else reference(call), total[block])
+    total[block] = 0.0
+    same(residual, total)
+    assert bool((clear == 0).all())
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_nothing_is_lost_over_many_steps(n):
     residual = torch.zeros(n)
@@ -138,6 +158,10 @@ def test_wrong_arguments_are_refused():
         kernels.feedback_block(r, g, 8, 1)
     with pytest.raises(ValueError, match="fit"):
         kernels.feedback_block(r, g, 0, 9)
+    with pytest.raises(ValueError, match="not both"):
+        kernels.feedback_block(r, g, 0, 1, undo=torch.zeros(8), clear=torch.zeros(8))
+    with pytest.raises(ValueError, match="entries"):
+        kernels.feedback_block(r, g, 0, 1, clear=torch.zeros(7))
     for hostile in ([8], [-1], [3, 3], [4, 2]):
         with pytest.raises(kernels.PayloadError):
             kernels.commit_feedback(r, g, torch.tensor(hostile, dtype=torch.int32))

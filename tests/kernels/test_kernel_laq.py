@@ -25,6 +25,9 @@ def test_equals_the_reference(grad, seed, bits, dtype):
     kernels.laq_apply(a, packed, radius, bits)
     reference(lambda: kernels.laq_apply(b, packed, radius, bits))
     same(a, b)
+    at_once = last.clone()
+    same(kernels.laq_quantise(grad, at_once, bits, update=True), (packed, radius))
+    same(at_once, b)
     expected = reference(lambda: kernels.laq_norms(grad, last, packed, radius, bits))
     assert norms == pytest.approx(expected, rel=1e-9, abs=1e-60)
 
@@ -50,6 +53,9 @@ def test_edges():
     same(state, x)
     x[3] = torch.inf
     assert math.isnan(kernels.laq_quantise(x, state, 4)[1])
+    before = state.clone()
+    kernels.laq_quantise(x, state, 4, update=True)
+    same(state, before)
 
 
 def test_hostile_payloads_are_refused():

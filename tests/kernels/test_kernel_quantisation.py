@@ -161,3 +161,33 @@ def test_any_bytes_decode_without_harm(bits):
     kernels.dequantise(packed, scales, bits, 100, n, out)
     reference(lambda: kernels.dequantise(packed, scales, bits, 100, n, expected))
     same(out, expected)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_decoding_by_tables_and_by_arithmetic_give_equal_bits(bits):
+    """Which of the two is compiled depends on the processor; here on ours, both if it can."""
+    import numba
+    import numpy as np
+
+    from thinwire.kernels.cpu import _simd_codes
+
+    n = 64 * 20
+    packed = [np.random.default_rng(w).integers(0, 256, n * bits // 8, dtype=np.uint8) for w in range(5)]
+    addresses = np.array([p.ctypes.data for p in packed], np.uint64)
+    steps = np.array([0.3, 1e-40, -2e37, 1.7e-5, 0.0], np.float32)
+    s = 2 ** (bits - 1) - 1
+    expected = np.zeros(n, np.float32)
+    for p, step in zip(packed, steps, strict=True):
+        codes = np.stack([(p >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 1).ravel()
+        expected += (codes.astype(np.float32) - np.float32(s)) * step
+    for tables in {False, _simd_codes._has_tables()}:
+        decode = _simd_codes.sum_decoded64(bits, tables)
+
+        @numba.njit
+        def run(out, addresses, steps, decode=decode):
+            for at in range(0, len(out), 64):
+                decode(out, at, addresses, at * bits // 8, steps, len(steps), np.float32(0.5))
+
+        out = np.empty(n, np.float32)
+        run(out, addresses, steps)
+        same(torch.from_numpy(out), torch.from_numpy(expected * np.float32(0.5)))

@@ -69,14 +69,28 @@ def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
 
 
 def feedback_block(
-    residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None = None
+    residual: Tensor,
+    grad: Tensor,
+    start: int,
+    length: int,
+    undo: Tensor | None = None,
+    clear: Tensor | None = None,
 ) -> Tensor:
-    """residual += grad; take the block [start, start + length) out of it, wrapping around the end."""
+    """residual += grad; take the block [start, start + length) out of it, wrapping around the end.
+
+    `clear` (same size, possibly the memory of `grad` itself; not together with `undo`) is zeroed in the same
+    pass: the output that will receive the block.
+    """
     _check_pair(residual, grad, undo)
+    if clear is not None:
+        if undo is not None:
+            raise ValueError("feedback_block takes undo or clear, not both")
+        _check.flat_float("clear", clear)
+        _check.same_size("residual", residual, "clear", clear)
     n = residual.numel()
     if not 0 <= length <= n or not 0 <= start < max(n, 1):
         raise ValueError(f"block [{start}, {start} + {length}) does not fit into {n} entries")
-    return _impl(residual, grad).feedback_block(residual, grad, start, length, undo)
+    return _impl(residual, grad).feedback_block(residual, grad, start, length, undo, clear)
 
 
 def _check_pair(residual: Tensor, grad: Tensor, undo: Tensor | None) -> None:

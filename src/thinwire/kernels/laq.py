@@ -14,10 +14,14 @@ from thinwire.kernels.errors import PayloadError
 from thinwire.kernels.reference import laq as reference
 
 
-def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
-    """Codes of `grad` against `last`: (packed, radius); radius 0 means no change, NaN a non-finite input."""
+def laq_quantise(grad: Tensor, last: Tensor, bits: int, update: bool = False) -> tuple[Tensor, float]:
+    """Codes of `grad` against `last`: (packed, radius); radius 0 means no change, NaN a non-finite input.
+
+    With `update`, `last` moves as `laq_apply` would move it, in the pass that makes the codes (not if the
+    radius is NaN): for a worker that has decided to send whatever the codes are.
+    """
     _check_pair(grad, last, bits)
-    return _impl(grad, last).laq_quantise(grad, last, bits)
+    return _impl(grad, last).laq_quantise(grad, last, bits, update)
 
 
 def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:

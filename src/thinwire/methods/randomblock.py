@@ -74,10 +74,11 @@ class RandomBlock(Exchange):
             block.fill_(torch.nan)
         block = await ch.mean(block, block)
         if await ch.settled(kernels.all_finite(block)) and self.feedback:
-            kernels.feedback_block(state.error, x, start, k)
+            kernels.feedback_block(state.error, x, start, k, clear=out)
+        else:
+            out.zero_()
         if not self.feedback:
             block *= n / max(k, 1)
-        out.zero_()
         out[start : start + first] = block[:first]
         out[: k - first] = block[first:]
 

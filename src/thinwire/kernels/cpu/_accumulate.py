@@ -41,6 +41,19 @@ def accumulate_tile(residual: F32, grad: F32, undo: F32 | None, swap: bool) -> N
 
 
 @kernel
+def accumulate_clearing(residual: F32, grad: F32, clear: F32 | None) -> None:
+    """Accumulate and zero `clear` in one pass; None means the gradient itself."""
+    if clear is None:
+        for j in range(len(residual)):
+            residual[j] += grad[j]
+            grad[j] = 0.0
+    else:
+        for j in range(len(residual)):
+            residual[j] += grad[j]
+            clear[j] = 0.0
+
+
+@kernel
 def part(array: F32 | None, lo: int, hi: int) -> F32 | None:
     if array is None:
         return None

@@ -11,31 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 64
-
-_MASK = ir.IntType(LANES)
-_INTS = ir.VectorType(ir.IntType(32), LANES)
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_BITS = ir.VectorType(ir.IntType(1), LANES)
-
-
-def _pointer(context, builder, array_type, array, offset, vector):
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(cgutils.gep_inbounds(builder, data, offset), vector.as_pointer())
-
-
-def _load(context, builder, array_type, array, offset, vector):
-    return builder.load(_pointer(context, builder, array_type, array, offset, vector), align=4)
-
-
-def _splat(builder, scalar, vector):
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
-
-
-def _constant(vector, value):
-    return ir.Constant(vector, [value] * LANES)
+from thinwire.kernels.cpu._lanes import BITS, FLOATS, INTS, LANES, MASK, constant, lanes_at, load, splat
 
 
 @intrinsic
@@ -46,10 +22,10 @@ def above64(typingctx, array, offset, bits):
     """
 
     def codegen(context, builder, signature, args):
-        lanes = _load(context, builder, signature.args[0], args[0], args[1], _INTS)
-        magnitude = builder.and_(lanes, _constant(_INTS, 0x7FFFFFFF))
-        above = builder.icmp_signed(">", magnitude, _splat(builder, args[2], _INTS))
-        return builder.bitcast(above, _MASK)
+        lanes = load(context, builder, signature.args[0], args[0], args[1], INTS)
+        magnitude = builder.and_(lanes, constant(INTS, 0x7FFFFFFF))
+        above = builder.icmp_signed(">", magnitude, splat(builder, args[2], INTS))
+        return builder.bitcast(above, MASK)
 
     return types.uint64(array, types.intp, types.int32), codegen
 
@@ -59,17 +35,17 @@ def equal64(typingctx, array, offset, bits):
     """equal64(float32 array, offset, int32 bits) -> uint64: lane j is set if |array[offset + j]| == bits."""
 
     def codegen(context, builder, signature, args):
-        lanes = _load(context, builder, signature.args[0], args[0], args[1], _INTS)
-        magnitude = builder.and_(lanes, _constant(_INTS, 0x7FFFFFFF))
-        equal = builder.icmp_signed("==", magnitude, _splat(builder, args[2], _INTS))
-        return builder.bitcast(equal, _MASK)
+        lanes = load(context, builder, signature.args[0], args[0], args[1], INTS)
+        magnitude = builder.and_(lanes, constant(INTS, 0x7FFFFFFF))
+        equal = builder.icmp_signed("==", magnitude, splat(builder, args[2], INTS))
+        return builder.bitcast(equal, MASK)
 
     return types.uint64(array, types.intp, types.int32), codegen
 
 
 def _above(builder, floats, bits):
-    magnitude = builder.and_(builder.bitcast(floats, _INTS), _constant(_INTS, 0x7FFFFFFF))
-    return builder.bitcast(builder.icmp_signed(">", magnitude, _splat(builder, bits, _INTS)), _MASK)
+    magnitude = builder.and_(builder.bitcast(floats, INTS), constant(INTS, 0x7FFFFFFF))
+    return builder.bitcast(builder.icmp_signed(">", magnitude, splat(builder, bits, INTS)), MASK)
 
 
 @intrinsic
@@ -77,8 +53,8 @@ def sum_above64(typingctx, first, second, offset, bits):
     """sum_above64(float32 array, float32 array, offset, int32 bits) -> uint64: `above64` of the sum."""
 
     def codegen(context, builder, signature, args):
-        a = _load(context, builder, signature.args[0], args[0], args[2], _FLOATS)
-        b = _load(context, builder, signature.args[1], args[1], args[2], _FLOATS)
+        a = load(context, builder, signature.args[0], args[0], args[2], FLOATS)
+        b = load(context, builder, signature.args[1], args[1], args[2], FLOATS)
         return _above(builder, builder.fadd(a, b), args[3])
 
     return types.uint64(first, second, types.intp, types.int32), codegen
@@ -89,8 +65,8 @@ def accumulate64(typingctx, residual, grad, offset, bits):
     """accumulate64(residual, grad, offset, int32 bits) -> uint64: residual += grad, `above64` of the sum."""
 
     def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[2], _FLOATS)
-        g = _load(context, builder, signature.args[1], args[1], args[2], _FLOATS)
+        pointer = lanes_at(context, builder, signature.args[0], args[0], args[2], FLOATS)
+        g = load(context, builder, signature.args[1], args[1], args[2], FLOATS)
         total = builder.fadd(builder.load(pointer, align=4), g)
         builder.store(total, pointer, align=4)
         return _above(builder, total, args[3])
@@ -103,12 +79,12 @@ def accumulate_keeping64(typingctx, residual, grad, undo, offset, bits):
     """`accumulate64` that writes the old residual to `undo`, which may be `grad`."""
 
     def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[3], _FLOATS)
-        g = _load(context, builder, signature.args[1], args[1], args[3], _FLOATS)
+        pointer = lanes_at(context, builder, signature.args[0], args[0], args[3], FLOATS)
+        g = load(context, builder, signature.args[1], args[1], args[3], FLOATS)
         old = builder.load(pointer, align=4)
         total = builder.fadd(old, g)
         builder.store(total, pointer, align=4)
-        keep = _pointer(context, builder, signature.args[2], args[2], args[3], _FLOATS)
+        keep = lanes_at(context, builder, signature.args[2], args[2], args[3], FLOATS)
         builder.store(old, keep, align=4)
         return _above(builder, total, args[4])
 
@@ -120,10 +96,63 @@ def nonnegative64(typingctx, array, offset):
     """nonnegative64(float32 array, offset) -> uint64: lane j is set if array[offset + j] >= 0."""
 
     def codegen(context, builder, signature, args):
-        lanes = _load(context, builder, signature.args[0], args[0], args[1], _FLOATS)
-        return builder.bitcast(builder.fcmp_ordered(">=", lanes, _constant(_FLOATS, 0.0)), _MASK)
+        lanes = load(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        return builder.bitcast(builder.fcmp_ordered(">=", lanes, constant(FLOATS, 0.0)), MASK)
 
     return types.uint64(array, types.intp), codegen
+
+
+def _signed_sums64(pack):
+    """An intrinsic (x, blocks, row, words) over the first 64 * blocks entries of x.
+
+    Adds (sum of the entries >= 0, sum of the others, how many are >= 0) to the float64 row, in an order that
+    depends on nothing else; with `pack` the masks go to the uint64 words.
+    """
+    doubles = ir.VectorType(ir.DoubleType(), 16)
+    floats = ir.VectorType(ir.FloatType(), 16)
+    zero = ir.Constant(floats, [0.0] * 16)
+
+    @intrinsic
+    def signed_sums64(typingctx, x, blocks, row, words):
+        def codegen(context, builder, signature, args):
+            nothing = ir.Constant(doubles, [0.0] * 16)
+            totals = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
+            count = cgutils.alloca_once_value(builder, ir.Constant(MASK, 0))
+            with cgutils.for_range(builder, args[1]) as loop:
+                at = builder.mul(loop.index, ir.Constant(loop.index.type, LANES))
+                lanes = load(context, builder, signature.args[0], args[0], at, FLOATS)
+                positive = builder.fcmp_ordered(">=", lanes, constant(FLOATS, 0.0))
+                mask = builder.bitcast(positive, MASK)
+                for first in range(0, LANES, 16):
+                    order = ir.Constant(ir.VectorType(ir.IntType(32), 16), list(range(first, first + 16)))
+                    part = builder.shuffle_vector(lanes, lanes, order)
+                    plus = builder.fcmp_ordered(">=", part, zero)
+                    chosen = builder.select(plus, part, zero), builder.select(plus, zero, part)
+                    for total, values in zip(totals, chosen, strict=True):
+                        wide = builder.fpext(values, doubles)
+                        builder.store(builder.fadd(builder.load(total), wide), total)
+                builder.store(builder.add(builder.load(count), builder.ctpop(mask)), count)
+                if pack:
+                    data = context.make_array(signature.args[3])(context, builder, args[3]).data
+                    builder.store(mask, cgutils.gep_inbounds(builder, data, loop.index))
+            kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType(), doubles])
+            reduce = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f64")
+            start = ir.Constant(ir.DoubleType(), 0.0)
+            sums = [builder.call(reduce, [start, builder.load(total)]) for total in totals]
+            sums.append(builder.uitofp(builder.load(count), ir.DoubleType()))
+            out = context.make_array(signature.args[2])(context, builder, args[2]).data
+            for j, value in enumerate(sums):
+                slot = cgutils.gep_inbounds(builder, out, ir.Constant(ir.IntType(32), j))
+                builder.store(builder.fadd(builder.load(slot), value), slot)
+            return context.get_dummy_value()
+
+        return types.void(x, types.intp, row, words), codegen
+
+    return signed_sums64
+
+
+signed_sums64 = _signed_sums64(pack=False)
+signed_sums_pack64 = _signed_sums64(pack=True)
 
 
 @intrinsic
@@ -131,11 +160,11 @@ def add_choice64(typingctx, array, offset, mask, plus, minus):
     """add_choice64(array, offset, uint64, float32, float32): add `plus` where set, `minus` elsewhere."""
 
     def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
         chosen = builder.select(
-            builder.bitcast(args[2], _BITS),
-            _splat(builder, args[3], _FLOATS),
-            _splat(builder, args[4], _FLOATS),
+            builder.bitcast(args[2], BITS),
+            splat(builder, args[3], FLOATS),
+            splat(builder, args[4], FLOATS),
         )
         builder.store(builder.fadd(builder.load(pointer, align=4), chosen), pointer, align=4)
         return context.get_dummy_value()
@@ -148,9 +177,9 @@ def add_signed64(typingctx, target, at, source, offset, mask):
     """add_signed64(target, at, source, offset, uint64): target += source, negated where unset."""
 
     def codegen(context, builder, signature, args):
-        lanes = _load(context, builder, signature.args[2], args[2], args[3], _FLOATS)
-        signed = builder.select(builder.bitcast(args[4], _BITS), lanes, builder.fneg(lanes))
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
+        signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
+        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
         builder.store(builder.fadd(builder.load(pointer, align=4), signed), pointer, align=4)
         return context.get_dummy_value()
 
@@ -162,130 +191,13 @@ def copy_signed64(typingctx, target, at, source, offset, mask):
     """copy_signed64(target, at, source, offset, uint64): target = source, negated where unset."""
 
     def codegen(context, builder, signature, args):
-        lanes = _load(context, builder, signature.args[2], args[2], args[3], _FLOATS)
-        signed = builder.select(builder.bitcast(args[4], _BITS), lanes, builder.fneg(lanes))
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
+        lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
+        signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
+        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
         builder.store(signed, pointer, align=4)
         return context.get_dummy_value()
 
     return types.void(target, types.intp, source, types.intp, types.uint64), codegen
-
-
-def _interleave(builder, first, second):
-    """first[0], second[0], first[1], ..."""
-    n = first.type.count
-    order = [j // 2 + (j % 2) * n for j in range(2 * n)]
-    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(ir.IntType(32), 2 * n), order))
-
-
-def _unpacked(builder, pointer, bits):
-    """64 codes of 2, 4 or 8 bits as bytes."""
-    byte = ir.VectorType(ir.IntType(8), 8 * bits)
-    packed = builder.load(builder.bitcast(pointer, byte.as_pointer()), align=1)
-    parts = [packed]
-    for width in (4, 2):
-        if bits <= width:
-            mask = ir.Constant(byte, [(1 << width) - 1] * byte.count)
-            amount = ir.Constant(byte, [width] * byte.count)
-            parts = [
-                half
-                for part in parts
-                for half in (builder.and_(part, mask), builder.and_(builder.lshr(part, amount), mask))
-            ]
-    if bits == 2:  # parts hold bits 0-1, 2-3, 4-5, 6-7
-        return _interleave(
-            builder, _interleave(builder, parts[0], parts[2]), _interleave(builder, parts[1], parts[3])
-        )
-    return parts[0] if bits == 8 else _interleave(builder, *parts)
-
-
-def _centred(builder, codes, bits):
-    """code - s as floats; as bytes where that fits, which is a quarter of the work."""
-    s = (1 << (bits - 1)) - 1
-    if bits == 8:
-        return builder.fsub(builder.uitofp(codes, _FLOATS), _constant(_FLOATS, float(s)))
-    return builder.sitofp(builder.sub(codes, _constant(codes.type, s)), _FLOATS)
-
-
-def _packed(builder, codes, bits):
-    """64 codes, held as bytes, as 8 * bits bytes."""
-    width = bits
-    while width < 8:
-        n = codes.type.count // 2
-        index = ir.VectorType(ir.IntType(32), n)
-        even = builder.shuffle_vector(codes, codes, ir.Constant(index, list(range(0, 2 * n, 2))))
-        odd = builder.shuffle_vector(codes, codes, ir.Constant(index, list(range(1, 2 * n, 2))))
-        codes = builder.or_(even, builder.shl(odd, ir.Constant(even.type, [width] * n)))
-        width *= 2
-    return codes
-
-
-def _encode_difference64(bits):
-    """An intrinsic (grad, last, at, radius, inverse, top, packed, byte) for LAQ's codes of 64 entries."""
-
-    @intrinsic
-    def encode_difference64(typingctx, grad, last, at, radius, inverse, top, packed, byte):
-        def codegen(context, builder, signature, args):
-            g = _load(context, builder, signature.args[0], args[0], args[2], _FLOATS)
-            q = _load(context, builder, signature.args[1], args[1], args[2], _FLOATS)
-            shifted = builder.fadd(builder.fsub(g, q), _splat(builder, args[3], _FLOATS))
-            level = builder.fmul(shifted, _splat(builder, args[4], _FLOATS))
-            level = builder.fadd(level, _constant(_FLOATS, 0.5))
-            most = _splat(builder, args[5], _FLOATS)
-            level = builder.select(builder.fcmp_ordered("<", level, most), level, most)
-            codes = builder.trunc(builder.fptosi(level, _INTS), ir.VectorType(ir.IntType(8), LANES))
-            code = _packed(builder, codes, bits)
-            data = context.make_array(signature.args[6])(context, builder, args[6]).data
-            target = builder.bitcast(cgutils.gep_inbounds(builder, data, args[7]), code.type.as_pointer())
-            builder.store(code, target, align=1)
-            return context.get_dummy_value()
-
-        f, p = types.float32, types.intp
-        return types.void(grad, last, p, f, f, f, packed, p), codegen
-
-    return encode_difference64
-
-
-encode_difference64_1bit = _encode_difference64(1)
-encode_difference64_2bit = _encode_difference64(2)
-encode_difference64_4bit = _encode_difference64(4)
-encode_difference64_8bit = _encode_difference64(8)
-
-
-def _sum_decoded64(bits):
-    """An intrinsic (out, at, addresses, byte offset, steps, workers): out = sum of (code - s) * step."""
-
-    @intrinsic
-    def sum_decoded64(typingctx, out, at, packed, offset, steps, workers):
-        def codegen(context, builder, signature, args):
-            addresses = context.make_array(signature.args[2])(context, builder, args[2]).data
-            factors = context.make_array(signature.args[4])(context, builder, args[4]).data
-            total = cgutils.alloca_once_value(builder, _constant(_FLOATS, 0.0))
-            with cgutils.for_range(builder, args[5]) as loop:
-                address = builder.load(cgutils.gep_inbounds(builder, addresses, loop.index))
-                step = _splat(
-                    builder, builder.load(cgutils.gep_inbounds(builder, factors, loop.index)), _FLOATS
-                )
-                pointer = builder.inttoptr(builder.add(address, args[3]), ir.IntType(8).as_pointer())
-                if bits == 1:
-                    mask = builder.load(builder.bitcast(pointer, _MASK.as_pointer()), align=1)
-                    value = builder.select(builder.bitcast(mask, _BITS), step, builder.fneg(step))
-                else:
-                    value = builder.fmul(_centred(builder, _unpacked(builder, pointer, bits), bits), step)
-                builder.store(builder.fadd(builder.load(total), value), total)
-            target = _pointer(context, builder, signature.args[0], args[0], args[1], _FLOATS)
-            builder.store(builder.load(total), target, align=4)
-            return context.get_dummy_value()
-
-        return types.void(out, types.intp, packed, types.intp, steps, types.intp), codegen
-
-    return sum_decoded64
-
-
-sum_decoded64_1bit = _sum_decoded64(1)
-sum_decoded64_2bit = _sum_decoded64(2)
-sum_decoded64_4bit = _sum_decoded64(4)
-sum_decoded64_8bit = _sum_decoded64(8)
 
 
 @intrinsic

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.cpu._jit import F32, U8, U64
+from thinwire.kernels.cpu._jit import F32, F64, U64
 
 LANES: int
 
@@ -15,50 +15,8 @@ def nonnegative64(array: F32, offset: int) -> np.uint64: ...
 def add_choice64(array: F32, offset: int, mask: np.uint64, plus: np.float32, minus: np.float32) -> None: ...
 def add_signed64(target: F32, at: int, source: F32, offset: int, mask: np.uint64) -> None: ...
 def copy_signed64(target: F32, at: int, source: F32, offset: int, mask: np.uint64) -> None: ...
-def sum_decoded64_1bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
-def sum_decoded64_2bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
-def sum_decoded64_4bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
-def sum_decoded64_8bit(out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int) -> None: ...
-def encode_difference64_1bit(
-    grad: F32,
-    last: F32,
-    at: int,
-    radius: np.float32,
-    inverse: np.float32,
-    top: np.float32,
-    packed: U8,
-    byte: int,
-) -> None: ...
-def encode_difference64_2bit(
-    grad: F32,
-    last: F32,
-    at: int,
-    radius: np.float32,
-    inverse: np.float32,
-    top: np.float32,
-    packed: U8,
-    byte: int,
-) -> None: ...
-def encode_difference64_4bit(
-    grad: F32,
-    last: F32,
-    at: int,
-    radius: np.float32,
-    inverse: np.float32,
-    top: np.float32,
-    packed: U8,
-    byte: int,
-) -> None: ...
-def encode_difference64_8bit(
-    grad: F32,
-    last: F32,
-    at: int,
-    radius: np.float32,
-    inverse: np.float32,
-    top: np.float32,
-    packed: U8,
-    byte: int,
-) -> None: ...
+def signed_sums64(x: F32, blocks: int, row: F64, words: U64) -> None: ...
+def signed_sums_pack64(x: F32, blocks: int, row: F64, words: U64) -> None: ...
 def bits_of(value: np.float32) -> np.int32: ...
 def float_of(bits: np.int32) -> np.float32: ...
 def lowest_bit(mask: np.uint64) -> int: ...

@@ -90,8 +90,13 @@ def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
     )
 
 
-def feedback_block(residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None) -> Tensor:
-    _add(residual, grad, undo)
+def feedback_block(
+    residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None, clear: Tensor | None
+) -> Tensor:
+    if clear is None:
+        _add(residual, grad, undo)
+    else:
+        _add_clearing(residual, grad, clear)
     values = torch.empty(length, dtype=torch.float32)
     first = min(length, residual.numel() - start)
     for block, to in (
@@ -108,6 +113,20 @@ def _add(residual: Tensor, grad: Tensor, undo: Tensor | None) -> None:
         residual.add_(grad)
     else:
         _accumulate.run(residual, grad, undo, lambda r, g, u, swap, _: _accumulate.accumulate(r, g, u, swap))
+
+
+def _add_clearing(residual: Tensor, grad: Tensor, clear: Tensor) -> None:
+    if not (_accumulate.direct(grad) and clear.dtype == torch.float32):
+        _add(residual, grad, None)
+        clear.zero_()
+        return
+    itself = _accumulate.swapped(grad, clear)
+
+    def work(lo: int, hi: int) -> None:
+        other = None if itself else view(clear[lo:hi])
+        _accumulate.accumulate_clearing(view(residual[lo:hi]), view(grad[lo:hi]), other)
+
+    _pool.run_cuts(work, _pool.cuts(residual.numel()))
 
 
 def _take(residual: Tensor, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +179,9 @@ def warm() -> None:
         feedback_topk(residual, grad, 10, undo)
         feedback_gaussiank(residual, grad, 10, undo)
         feedback_threshold(residual, grad, 3.0, undo)
-        feedback_block(residual, grad, 150, 100, undo)
+        feedback_block(residual, grad, 150, 100, undo, None)
+    for other in (torch.empty(200), grad):
+        feedback_block(residual, grad, 150, 100, None, other)
     indices, _ = select_feedback_topk(residual, grad, 10)
     commit_feedback(residual, grad, indices)
     _accumulate.put_back(view(residual), indices.numpy(), np.zeros(10, np.float32))

@@ -1,4 +1,4 @@
-"""LAQ on the CPU: one pass for the radius, one for the codes, one for the update."""
+"""LAQ on the CPU: one pass for the radius, one for the codes, one for the update or the last two at once."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,9 +12,12 @@ from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._codes import TILE, pack_tile, unpack_tile
 from thinwire.kernels.cpu._encode import scale_from_bits
 from thinwire.kernels.cpu._jit import F32, F64, U8, kernel
-from thinwire.kernels.cpu._simd import (
-    LANES,
-    bits_of,
+from thinwire.kernels.cpu._simd import LANES, bits_of
+from thinwire.kernels.cpu._simd_codes import (
+    add_decoded64_1bit,
+    add_decoded64_2bit,
+    add_decoded64_4bit,
+    add_decoded64_8bit,
     encode_difference64_1bit,
     encode_difference64_2bit,
     encode_difference64_4bit,
@@ -42,13 +45,13 @@ def largest_difference(grad: F32, last: F32) -> int:
 
 @kernel
 def encode_difference(
-    grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, packed: U8
+    grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, update: bool, packed: U8
 ) -> None:
-    """All codes of the range, which begins with a byte."""
+    """All codes of the range, which begins with a byte; with `update` the state moves at once."""
     done = 0
     if step > _TINY:
         done = len(grad) - len(grad) % LANES
-        encode_blocks(grad[:done], last[:done], radius, step, bits, packed)
+        encode_blocks(grad[:done], last[:done], radius, step, bits, update, packed)
     codes = np.empty(TILE, np.uint8)
     scratch = np.empty(TILE // 8, np.uint64)
     top = np.float32((1 << bits) - 1)
@@ -63,38 +66,60 @@ def encode_difference(
         else:
             for j in range(len(g)):
                 codes[j] = np.uint8(np.int32(min(((g[j] - q[j]) + radius) / step + _HALF, top)))
+        if update:
+            move(q, codes, radius, step)
         pack_tile(codes, hi - lo, bits, scratch, packed[lo * bits // 8 : (hi * bits + 7) // 8])
 
 
 @kernel
-def encode_blocks(grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, packed: U8) -> None:
+def move(last: F32, codes: U8, radius: np.float32, step: np.float32) -> None:
+    for j in range(len(last)):
+        last[j] += np.float32(codes[j]) * step - radius
+
+
+@kernel
+def encode_blocks(
+    grad: F32, last: F32, radius: np.float32, step: np.float32, bits: int, update: bool, packed: U8
+) -> None:
     """Whole blocks of 64, from memory to packed codes without a stop in between."""
-    inverse = _ONE / step
-    top = np.float32((1 << bits) - 1)
     if bits == 8:
         for at in range(0, len(grad), LANES):
-            encode_difference64_8bit(grad, last, at, radius, inverse, top, packed, at)
+            encode_difference64_8bit(grad, last, at, radius, step, update, packed, at)
     elif bits == 4:
         for at in range(0, len(grad), LANES):
-            encode_difference64_4bit(grad, last, at, radius, inverse, top, packed, at // 2)
+            encode_difference64_4bit(grad, last, at, radius, step, update, packed, at // 2)
     elif bits == 2:
         for at in range(0, len(grad), LANES):
-            encode_difference64_2bit(grad, last, at, radius, inverse, top, packed, at // 4)
+            encode_difference64_2bit(grad, last, at, radius, step, update, packed, at // 4)
     else:
         for at in range(0, len(grad), LANES):
-            encode_difference64_1bit(grad, last, at, radius, inverse, top, packed, at // 8)
+            encode_difference64_1bit(grad, last, at, radius, step, update, packed, at // 8)
 
 
 @kernel
 def apply_difference(last: F32, packed: U8, radius: np.float32, step: np.float32, bits: int) -> None:
-    codes = np.empty(TILE, np.uint8)
-    scratch = np.empty(TILE // 8, np.uint64)
-    for lo in range(0, len(last), TILE):
-        hi = min(lo + TILE, len(last))
-        unpack_tile(packed[lo * bits // 8 : (hi * bits + 7) // 8], hi - lo, bits, scratch, codes)
-        q = last[lo:hi]
-        for j in range(len(q)):
-            q[j] += np.float32(codes[j]) * step - radius
+    done = len(last) - len(last) % LANES
+    apply_blocks(last[:done], packed, radius, step, bits)
+    codes = np.empty(LANES, np.uint8)
+    unpack_tile(packed[done * bits // 8 :], len(last) - done, bits, np.empty(LANES // 8, np.uint64), codes)
+    move(last[done:], codes, radius, step)
+
+
+@kernel
+def apply_blocks(last: F32, packed: U8, radius: np.float32, step: np.float32, bits: int) -> None:
+    """`apply_difference` of whole blocks of 64."""
+    if bits == 8:
+        for at in range(0, len(last), LANES):
+            add_decoded64_8bit(last, at, packed, at, step, radius)
+    elif bits == 4:
+        for at in range(0, len(last), LANES):
+            add_decoded64_4bit(last, at, packed, at // 2, step, radius)
+    elif bits == 2:
+        for at in range(0, len(last), LANES):
+            add_decoded64_2bit(last, at, packed, at // 4, step, radius)
+    else:
+        for at in range(0, len(last), LANES):
+            add_decoded64_1bit(last, at, packed, at // 8, step, radius)
 
 
 @kernel
@@ -129,7 +154,7 @@ def norms_range(
         row[1] += squared_distance(grad[lo:hi], tile, spare)
 
 
-def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
+def laq_quantise(grad: Tensor, last: Tensor, bits: int, update: bool) -> tuple[Tensor, float]:
     n = last.numel()
     packed = torch.empty((bits * n + 7) // 8, dtype=torch.uint8)
     tops = _run(grad, last, lambda g, q, _: largest_difference(g, q))
@@ -140,7 +165,7 @@ def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
 
     def work(g: F32, q: F32, lo: int) -> None:
         mine = to[lo * bits // 8 : ((lo + len(q)) * bits + 7) // 8]
-        encode_difference(g, q, radius, step, bits, mine)
+        encode_difference(g, q, radius, step, bits, update, mine)
 
     _run(grad, last, work)
     return packed, float(radius)
@@ -186,6 +211,6 @@ def _step(radius: np.float32, bits: int) -> np.float32:
 
 def warm() -> None:
     grad, last = torch.arange(-50.0, 50.0), torch.zeros(100)
-    packed, radius = laq_quantise(grad, last, 4)
+    packed, radius = laq_quantise(grad, last, 4, False)
     laq_norms(grad, last, packed, radius, 4)
     laq_apply(last, packed, radius, 4)

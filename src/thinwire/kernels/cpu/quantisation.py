@@ -22,8 +22,8 @@ from thinwire.kernels.cpu._jit import F32, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, float32_at, uint8_at
 from thinwire.kernels.cpu._output import divide, fill, through_float32
 from thinwire.kernels.cpu._random import counters
-from thinwire.kernels.cpu._simd import (
-    LANES,
+from thinwire.kernels.cpu._simd import LANES
+from thinwire.kernels.cpu._simd_codes import (
     sum_decoded64_1bit,
     sum_decoded64_2bit,
     sum_decoded64_4bit,
@@ -31,7 +31,8 @@ from thinwire.kernels.cpu._simd import (
 )
 from thinwire.kernels.cpu._source import WIDEN, Source, view
 
-_FUSED = 1 << 14  # entries whose scales and codes are made together
+_FUSED = 1 << 11  # entries whose scales and codes are made together
+_ONE = np.float32(1.0)
 
 
 @kernel
@@ -121,7 +122,9 @@ def decode_blocks(
 ) -> None:
     """`decode_range` for buckets that are multiples of 64 (or one for all) and whole blocks of 64 entries."""
     steps = np.empty(workers, np.float32)
-    s = np.float32((1 << (bits - 1)) - 1) if bits > 1 else np.float32(1.0)
+    s = np.float32((1 << (bits - 1)) - 1) if bits > 1 else _ONE
+    exact = workers & (workers - 1) == 0  # the inverse is a power of two as well
+    factor = np.float32(1.0 / workers) if exact else _ONE
     at = 0
     while at < len(out):
         which = (base + at) // bucket
@@ -131,14 +134,15 @@ def decode_blocks(
         for block in range(at, end, LANES):
             byte = (base + block) * bits // 8
             if bits == 8:
-                sum_decoded64_8bit(out, block, packed, byte, steps, workers)
+                sum_decoded64_8bit(out, block, packed, byte, steps, workers, factor)
             elif bits == 4:
-                sum_decoded64_4bit(out, block, packed, byte, steps, workers)
+                sum_decoded64_4bit(out, block, packed, byte, steps, workers, factor)
             elif bits == 2:
-                sum_decoded64_2bit(out, block, packed, byte, steps, workers)
+                sum_decoded64_2bit(out, block, packed, byte, steps, workers, factor)
             else:
-                sum_decoded64_1bit(out, block, packed, byte, steps, workers)
-        divide(out[at:end], workers)
+                sum_decoded64_1bit(out, block, packed, byte, steps, workers, factor)
+        if not exact:
+            divide(out[at:end], workers)
         at = end
 
 

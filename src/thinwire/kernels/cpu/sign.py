@@ -8,16 +8,15 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._codes import copy_bytes
-from thinwire.kernels.cpu._jit import F32, F64, U8, U64, kernel, reordering
+from thinwire.kernels.cpu._jit import F32, F64, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, uint8_at
 from thinwire.kernels.cpu._output import divide, fill, through_float32
-from thinwire.kernels.cpu._simd import LANES, add_choice64, nonnegative64
+from thinwire.kernels.cpu._simd import LANES, add_choice64, nonnegative64, signed_sums64, signed_sums_pack64
 from thinwire.kernels.cpu._source import Source
 
 _TILE = 4096
 _WORDS = _TILE // LANES
 _ONE = np.uint64(1)
-_ZERO = np.float32(0.0)
 
 
 @kernel
@@ -39,28 +38,6 @@ def pack_signs(x: F32, packed: U8, words: U64) -> None:
         copy_bytes(packed[lo // 8 : lo // 8 + size], words.view(np.uint8)[:size])
 
 
-@reordering
-def signed_sums(tile: F32) -> tuple[float, float]:
-    """(sum of the entries >= 0, sum of the others); two loops, since one of both would not vectorise."""
-    plus = 0.0
-    for j in range(len(tile)):
-        v = tile[j]
-        plus += np.float64(v if v >= 0 else _ZERO)
-    minus = 0.0
-    for j in range(len(tile)):
-        v = tile[j]
-        minus += np.float64(_ZERO if v >= 0 else v)
-    return plus, minus
-
-
-@kernel
-def count_nonnegative(tile: F32) -> int:
-    count = np.int32(0)
-    for j in range(len(tile)):
-        count += np.int32(tile[j] >= 0)
-    return int(count)
-
-
 @kernel
 def pack_and_sum(x: F32, packed: U8, pack: bool, block: int, out: F64) -> None:
     """Signs, and per block (sum of entries >= 0, sum of the others, how many are >= 0)."""
@@ -68,13 +45,23 @@ def pack_and_sum(x: F32, packed: U8, pack: bool, block: int, out: F64) -> None:
     for lo in range(0, len(x), _TILE):
         hi = min(lo + _TILE, len(x))
         tile = x[lo:hi]
-        if pack:
-            pack_signs(tile, packed[lo // 8 : (hi + 7) // 8], words)
-        plus, minus = signed_sums(tile)
         row = out[lo // block]
-        row[0] += plus
-        row[1] += minus
-        row[2] += count_nonnegative(tile)
+        whole = len(tile) // LANES
+        if pack:
+            signed_sums_pack64(tile, whole, row, words)
+        else:
+            signed_sums64(tile, whole, row, words)
+        last = np.uint64(0)
+        for j in range(whole * LANES, len(tile)):
+            positive = tile[j] >= 0
+            row[0 if positive else 1] += tile[j]
+            row[2] += positive
+            last |= np.uint64(positive) << np.uint64(j - whole * LANES)
+        if pack:
+            if whole < _WORDS:
+                words[whole] = last
+            size = (len(tile) + 7) // 8
+            copy_bytes(packed[lo // 8 : lo // 8 + size], words.view(np.uint8)[:size])
 
 
 @kernel

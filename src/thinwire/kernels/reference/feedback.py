@@ -41,8 +41,12 @@ def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
     residual[indices.long()] = 0.0
 
 
-def feedback_block(residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None) -> Tensor:
+def feedback_block(
+    residual: Tensor, grad: Tensor, start: int, length: int, undo: Tensor | None, clear: Tensor | None
+) -> Tensor:
     accumulate(residual, grad, undo)
+    if clear is not None:
+        clear.zero_()
     where = (start + torch.arange(length, device=residual.device)) % max(residual.numel(), 1)
     values = residual[where]
     residual[where] = 0.0

@@ -9,7 +9,7 @@ from thinwire.kernels._levels import TINY_STEP
 from thinwire.kernels.reference.quantisation import pack, unpack
 
 
-def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
+def laq_quantise(grad: Tensor, last: Tensor, bits: int, update: bool) -> tuple[Tensor, float]:
     difference = grad.float() - last
     radius = float(difference.abs().max()) if difference.numel() else 0.0
     if radius == 0.0 or not math.isfinite(radius):
@@ -20,7 +20,10 @@ def laq_quantise(grad: Tensor, last: Tensor, bits: int) -> tuple[Tensor, float]:
     step = grid_step(r, bits)
     level = (difference + r) * (1.0 / step) if float(step) > TINY_STEP else (difference + r) / step
     codes = (level + 0.5).floor().clamp(0, top)
-    return pack(codes.nan_to_num(top).to(torch.uint8), bits), radius
+    packed = pack(codes.nan_to_num(top).to(torch.uint8), bits)
+    if update:
+        laq_apply(last, packed, radius, bits)
+    return packed, radius
 
 
 def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:

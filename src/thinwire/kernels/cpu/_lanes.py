@@ -1,0 +1,31 @@
+# pyright: basic
+"""What the intrinsics are built from: vectors of 64 lanes, in memory and out of one number."""
+
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 64
+
+MASK = ir.IntType(LANES)
+INTS = ir.VectorType(ir.IntType(32), LANES)
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+BITS = ir.VectorType(ir.IntType(1), LANES)
+
+
+def lanes_at(context, builder, array_type, array, offset, vector):
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(cgutils.gep_inbounds(builder, data, offset), vector.as_pointer())
+
+
+def load(context, builder, array_type, array, offset, vector):
+    return builder.load(lanes_at(context, builder, array_type, array, offset, vector), align=4)
+
+
+def splat(builder, scalar, vector):
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def constant(vector, value):
+    return ir.Constant(vector, [value] * LANES)
