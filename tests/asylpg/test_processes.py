@@ -270,7 +270,7 @@ def killed_worker(worker: Worker):
 
 
 def test_the_others_go_on_when_a_worker_is_killed():
-    outcomes = start_local(killed_worker, 4, timeout=60)
+    outcomes = start_local(killed_worker, 4, timeout=120)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 7, 0]
     server = outcomes[0].value
     assert len(server["lost"]) == 1
@@ -321,7 +321,7 @@ def dying_server(worker: Worker, way: str):
 
 @pytest.mark.parametrize("way", ["killed", "stopped"])
 def test_a_server_that_dies_ends_all_workers_in_time(way):
-    outcomes = start_local(dying_server, 3, way, timeout=60)
+    outcomes = start_local(dying_server, 3, way, timeout=120)
     for outcome in outcomes[1:]:
         kind, text, seconds = outcome.value
         assert kind == "PeerError"
