@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Configured:
-    """Subclasses are frozen dataclasses with validated fields; method strings, JSON and `repr` come from them."""
+    """Subclasses are frozen dataclasses with validated fields; strings, JSON and `repr` come from them."""
 
     name: ClassVar[str]
 

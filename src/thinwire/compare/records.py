@@ -156,6 +156,8 @@ def from_line(line: str) -> Record:
     known = {each.name for each in fields(cls)}
     if content.keys() - known:
         raise ConfigError(f"a {cls.kind} record has no {sorted(content.keys() - known)[0]!r}")
+    if cls is Setting and isinstance(content.get("layers"), list):
+        content["layers"] = [(name, shape) for name, shape in content["layers"]]
     return cls(**content)
 
 
