@@ -261,9 +261,9 @@ def _claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
         mine, theirs = found[method]["reached"], found[other]["reached"]
         holds = bool(mine and theirs and mine["bits"] < theirs["bits"])
         ours = f"{mine['bits']:.3g} against {theirs['bits']:.3g}" if mine and theirs else "loss not reached"
-        claims.append(
-            Claim(f"{method} needs fewer bits than {other}", "fewer (authors' records)", ours, holds)
-        )
+        note = "" if mine else "perhaps: one grid for the whole network, and 0 is not on it"
+        what = f"{method} needs fewer bits than {other}"
+        claims.append(Claim(what, "fewer (authors' records)", ours, holds, note))
     return claims
 
 
