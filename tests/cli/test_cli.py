@@ -109,3 +109,21 @@ def test_scale_of_few_simulated_workers(tmp_path: Path) -> None:
     assert rows["randomblock", 8] < 2 * rows["randomblock", 2]
     assert rows["topk", 8] == 7 * rows["topk", 2]
     assert "numbers with commas" in call("bench", "scale", "--workers", "two").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "--lnk", "100mbit"), "--link"),
+        (("plan", "--workers", "many"), "--workers"),
+        (("pln",), "'plan'"),
+        (("bench", "kernel"), "'kernels'"),
+        (("methods", "tpk"), "did you mean 'topk'?"),
+        (("methods", "--digits", "nothing.json"), "give --pages"),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_hint(arguments: tuple[str, ...], said: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1

@@ -8,6 +8,7 @@ from thinwire.cli.demo import demo
 from thinwire.cli.gradients import gradients
 from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
+from thinwire.cli.mistakes import OneLineErrors
 from thinwire.cli.plan import plan
 from thinwire.cli.predict import predict
 from thinwire.cli.report import report
@@ -16,6 +17,7 @@ from thinwire.cli.reproduce import reproduce
 HELP = "Train PyTorch models over thin wires: the same accuracy for a small part of the bytes."
 
 app = typer.Typer(
+    cls=OneLineErrors,
     help=HELP,
     no_args_is_help=True,
     add_completion=False,
