@@ -60,21 +60,22 @@ def test_an_interface_sends_what_the_meter_says_and_less_than_dense() -> None:
     reason = namespaces.unavailable()
     if reason:
         pytest.skip(reason)
-    methods, steps = ("dense", "lag(xi=0.05)", "laq(bits=4, xi=0.05)"), 25
+    lag, laq, steps = "lag(xi=0.0001)", "laq(bits=4, xi=0.0001, max_skip=2)", 25
     with namespaces.network(3) as hosts:
-        ranks = run_local(carried, 3, methods, steps, hosts=hosts, timeout=150)
+        ranks = run_local(carried, 3, ("dense", lag, laq), steps, hosts=hosts, timeout=150)
     for rank, by_method in enumerate(ranks):
         for method, counted in by_method.items():
-            # Flags are packets of their own: headers and acknowledgements weigh more where little travels.
-            extra = (counted["kernel"] - counted["metered"]) / (steps + 1)
             ratio = counted["kernel"] / counted["metered"]
-            assert ratio >= 1.0, (rank, method, counted)
-            assert ratio <= 1.08 or extra < 6000, (rank, method, counted)
-    sent = {method: sum(rank[method]["kernel"] for rank in ranks) for method in methods}
-    uploads = {method: sum(rank[method]["uploads"] for rank in ranks) for method in methods}
-    assert uploads["lag(xi=0.05)"] < 0.7 * uploads["dense"]
-    assert sent["lag(xi=0.05)"] < 0.75 * sent["dense"]
-    assert sent["laq(bits=4, xi=0.05)"] < 0.2 * sent["dense"]
+            # Flags are packets of their own: TCP's headers and acknowledgements weigh more where little travels.
+            assert 1.0 <= ratio <= (1.08 if counted["uploads"] > 4 else 1.2), (rank, method, counted)
+    sent, uploads = (
+        {method: sum(rank[method][what] for rank in ranks) for method in ranks[0]}
+        for what in ("kernel", "uploads")
+    )
+    for method in (lag, laq):
+        assert 15 < uploads[method] < 0.7 * uploads["dense"], "some upload, some do not"
+    assert sent[lag] < 0.7 * sent["dense"]
+    assert sent[laq] < 0.15 * sent["dense"]
 
 
 def naps(worker: Worker, nap: float, steps: int) -> float:
