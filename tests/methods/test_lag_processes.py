@@ -66,7 +66,7 @@ def test_an_interface_sends_what_the_meter_says_and_less_than_dense() -> None:
     for rank, by_method in enumerate(ranks):
         for method, counted in by_method.items():
             ratio = counted["kernel"] / counted["metered"]
-            # Flags are packets of their own: TCP's headers and acknowledgements weigh more where little travels.
+            # Flags are packets of their own: TCP's headers weigh more where little travels.
             assert 1.0 <= ratio <= (1.08 if counted["uploads"] > 4 else 1.2), (rank, method, counted)
     sent, uploads = (
         {method: sum(rank[method][what] for rank in ranks) for method in ranks[0]}
