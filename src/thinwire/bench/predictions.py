@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import predict
 from thinwire.launch import Worker, run_local
 from thinwire.links import hosts_for
+from thinwire.predict.buckets import Shapes
 from thinwire.probing import probe
 from thinwire.registry import parse
 
@@ -27,7 +28,7 @@ WORKERS = 4
 WITHIN = 0.25
 BATCH = 64
 WARM_UP = 3
-LEAST_STEPS, MOST_STEPS, SECONDS = 5, 40, 6.0
+LEAST_STEPS, MOST_STEPS, SECONDS = 5, 25, 6.0
 
 
 @dataclass(frozen=True)
@@ -99,19 +100,18 @@ def _work(worker: Worker, link: str, methods: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     for method in methods:
         worker.report(f"{method} on {link}")
-        dist.barrier()
-        profile = predict.profile(method, shapes, worker.size)
-        compute, measured = _measured(method)
-        predicted = _slowest(profile.step_seconds(probed, compute, cores=cores))
+        compute, profiles, measured = _measured(method, shapes)
+        predicted = [each.step_seconds(probed, compute, cores=cores) for each in profiles]
+        coding = [each.compression_seconds for each in profiles]
         rows.append(
             Row(
                 link,
                 method,
-                predicted,
+                _slowest(statistics.median(predicted)),
                 measured,
                 compute.seconds,
-                profile.compression_seconds,
-                profile.link_seconds(probed),
+                statistics.median(coding),
+                profiles[0].link_seconds(probed),
                 probed.latency,
                 probed.bandwidth,
             )
@@ -160,10 +160,11 @@ def _silent_hook() -> Callable[..., Any]:
     return cast("Callable[..., Any]", hook)
 
 
-def _measured(method: str) -> tuple[predict.Compute, float]:
-    """Steps that send nothing, under DDP so that its copying of buckets counts, and whole ones, by turns.
+def _measured(method: str, shapes: Shapes) -> tuple[predict.Compute, list[predict.Profile], float]:
+    """Steps that send nothing, the method's work alone, and whole steps, by turns.
 
-    By turns, because what else the machine does comes and goes.
+    By turns, because what else the machine does comes and goes. The steps that send nothing are under DDP,
+    so that its copying of buckets counts.
     """
     from thinwire.hosts import attach
 
@@ -171,18 +172,21 @@ def _measured(method: str) -> tuple[predict.Compute, float]:
     cast(Any, silent.model).register_comm_hook(None, _silent_hook())
     session = attach(training.model, method)
     parts: list[tuple[float, float, float]] = []
+    profiles: list[predict.Profile] = []
     taken: list[float] = []
     for turn in range(WARM_UP + MOST_STEPS):
         dist.barrier()
         alone = silent.step()
         slowed = _slowest(sum(alone)) / sum(alone)
+        profile = predict.profile(method, shapes, dist.get_world_size(), repeats=1)
         dist.barrier()
         whole = _slowest(sum(training.step()))
         if turn >= WARM_UP:
             parts.append((alone[0] * slowed, alone[1] * slowed, alone[2] * slowed))
+            profiles.append(profile)
             taken.append(whole)
         if len(taken) >= LEAST_STEPS and sum(taken) > SECONDS:
             break
     session.detach()
     compute = predict.Compute(*(statistics.median(part) for part in zip(*parts, strict=True)))
-    return compute, statistics.median(taken)
+    return compute, profiles, statistics.median(taken)
