@@ -40,18 +40,27 @@ class Meter:
       excepted, by the algorithms the backend really uses and, on gloo, with its control messages (see
       `costs.py`);
     - `rounds`: collectives issued one after the other; `steps`: averaged steps, skipped ones included;
+    - `seconds`: of all operations, also of those that overlap; `network_seconds`: the time in which one or
+      more were under way;
     - `work_seconds`: what the methods themselves took, from being handed a tensor to its result, without
       the time in operations.
     """
 
     steps: int = 0
     work_seconds: float = 0.0
+    network_seconds: float = 0.0
     by_operation: dict[str, Tally] = field(default_factory=dict[str, Tally])
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _counted_until: float = field(default=0.0, repr=False)
 
-    def count(self, operation: str, tally: Tally) -> None:
+    def count(self, operation: str, tally: Tally, ended: float | None = None) -> None:
+        """`ended` is when the operation was over, by `time.perf_counter()`, if that clock was used."""
         with self._lock:
             self.by_operation[operation] = self.by_operation.get(operation, Tally()).plus(tally)
+            if ended is not None:
+                # Operations are counted as they end, so what overlaps lies before the last end.
+                self.network_seconds += max(0.0, ended - max(ended - tally.seconds, self._counted_until))
+                self._counted_until = max(ended, self._counted_until)
 
     def count_step(self) -> None:
         with self._lock:
@@ -65,6 +74,7 @@ class Meter:
         with self._lock:
             self.steps = 0
             self.work_seconds = 0.0
+            self.network_seconds = 0.0
             self.by_operation.clear()
 
     @property

@@ -157,7 +157,7 @@ def _result(entrant: Entrant, watch: Watch, steps: int, compute: float) -> dict[
     payload = (total.payload_bytes + total.overhead_bytes) / steps
     return result | {
         "compress_seconds": session.meter.work_seconds / steps,
-        "wait_seconds": total.seconds / steps,
+        "wait_seconds": session.meter.network_seconds / steps,
         "rounds": total.operations / steps,
         "payload": payload,
         "layers": payload_by_parameter(

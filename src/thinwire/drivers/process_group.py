@@ -46,8 +46,8 @@ class ProcessGroupWire:
             sleep_until(end)
         except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
             raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
-        seconds = time.perf_counter() - begin
-        self.meter.count(op.name, tally(op, cost, length, seconds))
+        ended = time.perf_counter()
+        self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
         return answer
 
     def sum_of(
@@ -80,7 +80,8 @@ class ProcessGroupWire:
             except RuntimeError as error:
                 return done(liveness.diagnose(f"{op.name} of {label}", error))
             cost, length = cost_of_this(op, place)
-            meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
+            ended = time.perf_counter()
+            meter.count(op.name, tally(op, cost, length, ended - begin), ended)
             return done(None)
 
         return cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
@@ -104,7 +105,8 @@ class ProcessGroupWire:
                 return 0.0, lambda: future.set_result(done(unforeseen))
 
             def finish() -> None:
-                self.meter.count(op.name, tally(op, cost, length, time.perf_counter() - begin))
+                ended = time.perf_counter()
+                self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
                 future.set_result(done(None))
 
             return end, finish
