@@ -14,15 +14,19 @@ setup: .venv/ready
 	touch $@
 
 run: setup
-	$(BIN)/thinwire demo
+	$(BIN)/thinwire compare
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
+# Tests within one process run two at a time; those with worker processes, and with timeouts, run by themselves.
+ONE_PROCESS := tests/laws tests/kernels tests/methods tests/distributions tests/optimize tests/reproduce tests/report
+
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 $(ONE_PROCESS)
+	$(BIN)/pytest $(ONE_PROCESS:%=--ignore=%)
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800

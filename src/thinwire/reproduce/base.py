@@ -97,8 +97,11 @@ class Context:
         self._records = self.folder / "records.jsonl"
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._records.exists():
-            for line in self._records.read_text().splitlines():
+            text = self._records.read_text()
+            for line in text.splitlines():
                 self._remember(line)
+            if not text.endswith("\n"):  # cut off in the middle of a line: what comes next begins a new one
+                self._records.write_text(text + "\n")
 
     def _remember(self, line: str) -> None:
         try:
