@@ -17,7 +17,7 @@ HEADER = (
 
 
 def write_pages(folder: Path, digits: Mapping[str, Any] | None) -> list[Path]:
-    """Write README.md and a page for each method; `digits` is what `thinwire demo --json` wrote."""
+    """Write README.md and a page for each method; `digits` is what `thinwire bench digits --json` wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, text in pages(digits).items():
@@ -95,8 +95,8 @@ def _results(digits: Mapping[str, Any]) -> list[str]:
 def _about(digits: Mapping[str, Any]) -> str:
     seeds = digits["seeds"]
     return (
-        f"`{digits['command']}`: a network of 84,746 weights, {digits['workers']} workers, {digits['steps']} "
-        f"steps of SGD (learning rate 0.2, no momentum), every method at its defaults, "
+        f"`{digits['command']}`: a network of 85,002 parameters, {digits['workers']} workers, "
+        f"{digits['steps']} steps of SGD (learning rate 0.2, no momentum), every method at its defaults, "
         f"{'one seed' if seeds == 1 else f'mean of {seeds} seeds'}. "
         "One of the 360 test images is 0.3 points. Bytes are per step and worker."
     )

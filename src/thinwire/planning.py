@@ -139,7 +139,7 @@ def make_plan(
 
 @lru_cache(maxsize=1)
 def proven() -> dict[str, float]:
-    """Accuracy less that of dense, by method: our own table (`thinwire demo --steps 500 --json`)."""
+    """Accuracy less that of dense, by method: our own table (`thinwire bench digits --steps 500 --json`)."""
     record = json.loads(files("thinwire.bench").joinpath("digits.json").read_text())
     results: Sequence[Mapping[str, Any]] = record["results"]
     return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}

@@ -19,7 +19,7 @@ def call(*arguments: str):
 def test_help_names_every_command() -> None:
     result = call("--help")
     assert result.exit_code == 0
-    for command in ("demo", "methods", "bench"):
+    for command in ("compare", "plan", "report", "methods", "reproduce", "gradients", "lab", "bench"):
         assert command in result.output
     assert all(name in call("bench", "--help").output for name in ("overhead", "kernels", "methods", "all"))
 
@@ -43,17 +43,17 @@ def test_methods_lists_what_is_registered() -> None:
     ],
 )
 def test_a_wrong_method_is_one_line_and_exit_code_2(method: str, expected: str) -> None:
-    result = call("demo", "--method", method, "--steps", "1")
+    result = call("compare", "--methods", method, "--steps", "1")
     assert result.exit_code == 2
     assert expected in result.output
     assert "Traceback" not in result.output
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_the_demo_trains_and_compares(tmp_path: Path) -> None:
+def test_bench_digits_trains_and_compares(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    file = tmp_path / "demo.json"
-    result = call("demo", "--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
+    file = tmp_path / "digits.json"
+    result = call("bench", "digits", "--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
     assert result.exit_code == 0, result.output
     dense, topk = json.loads(file.read_text())["results"]
     assert (dense["method"], topk["method"]) == ("dense", "topk(ratio=0.01)")
@@ -64,9 +64,9 @@ def test_the_demo_trains_and_compares(tmp_path: Path) -> None:
     assert "topk(ratio=0.01)" in result.output
 
 
-def test_without_scikit_learn_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_compare_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
-    result = call("demo", "--steps", "1")
+    result = call("compare", "--steps", "1")
     assert result.exit_code == 2
     assert "pip install 'thinwire[demo]'" in result.output
 

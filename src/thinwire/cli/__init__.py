@@ -4,7 +4,6 @@ import typer
 
 from thinwire.cli.bench import bench
 from thinwire.cli.compare import compare
-from thinwire.cli.demo import demo
 from thinwire.cli.gradients import gradients
 from thinwire.cli.lab import lab
 from thinwire.cli.methods import methods
@@ -33,7 +32,6 @@ def main() -> None:
 
 app.command()(compare)
 app.command()(report)
-app.command()(demo)
 app.command()(plan)
 app.command()(methods)
 app.add_typer(lab, name="lab")

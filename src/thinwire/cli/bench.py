@@ -71,6 +71,43 @@ def scale(
     save(json_file, _scale(workers, size, method or ()))
 
 
+@bench.command()
+def digits(
+    workers: Annotated[int, typer.Option(min=1, help="Local worker processes.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps for each method.")] = 150,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs with other weights and batches; the mean counts.")
+    ] = 1,
+    method: Methods = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Train a small network on handwritten digits with every method: accuracy and bytes, without a link."""
+    with errors():
+        from thinwire.bench import digits as module
+
+        strings = module.line_up(method or ())
+        with progress(len(strings) * steps * seeds) as advance:
+            results = module.run(strings, workers, steps, seeds, lambda name, step: advance(name, 1))
+    table(
+        f"digits, {workers} workers, {steps} steps; bytes per step and worker",
+        ("method", "accuracy", "payload", "rounds", "sent", "of dense"),
+        [
+            (
+                r.method,
+                f"{100 * r.accuracy:.1f} %",
+                f"{r.payload:,.0f}",
+                f"{r.rounds:.3g}",
+                f"{r.sent:,.0f}",
+                f"{r.ratio:.4f}",
+            )
+            for r in results
+        ],
+    )
+    command = f"thinwire bench digits --workers {workers} --steps {steps} --seeds {seeds}"
+    record = {"command": command, "workers": workers, "steps": steps, "seeds": seeds}
+    save(json_file, record | {"results": [asdict(r) for r in results]})
+
+
 @bench.command("all")
 def bench_all(
     size: Size = 10_000_000,

@@ -23,7 +23,9 @@ def methods(
     pages: Annotated[
         Path | None, typer.Option(help="Write a page for each method, and an index, to this folder.")
     ] = None,
-    digits: Annotated[Path | None, typer.Option(help="Results for the pages, by `demo --json`.")] = None,
+    digits: Annotated[
+        Path | None, typer.Option(help="Results for the pages, by `bench digits --json`.")
+    ] = None,
 ) -> None:
     """List the methods: options with their defaults, what may be relied on, bytes and reference."""
     from thinwire.descriptions import all_methods
@@ -54,7 +56,9 @@ def _record(path: Path) -> dict[str, object]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--digits: {path} cannot be read as JSON: {error}") from None
     if not isinstance(record, dict) or "results" not in record:
-        raise ConfigError(f"--digits: {path} is not what `thinwire demo --json` writes: it has no results")
+        raise ConfigError(
+            f"--digits: {path} is not what `thinwire bench digits --json` writes: it has no results"
+        )
     return record  # pyright: ignore[reportUnknownVariableType]
 
 
