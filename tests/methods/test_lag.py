@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.laws.cohort import SHAPES, Cohort, same_bits
 from tests.laws.test_laws import Quadratic
-from thinwire import LAG, LAQ, LASG, SLAQ, ConfigError, Exchange, Place, Session, costs
+from thinwire import LAG, LAQ, LASG, SLAQ, ConfigError, Exchange, PayloadError, Place, Session, costs
 from thinwire.parts.lazy import Coder, Counts, LazyState
 
 # Within what theory asks for: window * xi well below 1, steps shorter for it.
@@ -168,19 +168,108 @@ def test_the_plan_is_the_cheapest_for_the_busiest_receiver(u: int, size: int, n:
         assert bits < 32 or chosen == "mean", "all upload, uncoded: the dense mean itself"
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_a_code_is_within_its_error_bound(bits: int) -> None:
-    rng = torch.Generator().manual_seed(bits)
-    last = torch.randn(1000, generator=rng, dtype=torch.float64)
-    for scale in (1e-12, 1e-3, 1.0, 1e6):
-        x = (last + scale * torch.randn(1000, generator=rng, dtype=torch.float64)).float()
-        upload = Coder(bits).encode(x, last)
-        decoded = Coder(bits).decode(upload.parts, 1000)
-        radius = float((x - last).abs().max())
-        worst = float((last + decoded - x).abs().max())
-        assert worst <= radius / (2**bits - 1) * (1 + 1e-5) + 1e-7 * radius
-        assert upload.error == pytest.approx(float((last + decoded - x).square().sum()), rel=1e-3)
-        assert upload.size == pytest.approx(float(decoded.double().square().sum()), rel=1e-5)
+@st.composite
+def differences(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """A gradient, the last upload, and the lengths of tensors that have changed by very different amounts."""
+    lengths = tuple(draw(st.lists(st.integers(1, 200), min_size=1, max_size=6)))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
+    last = torch.randn(sum(lengths), generator=rng, dtype=torch.float64)
+    scales = draw(st.lists(st.sampled_from([0.0, 1e-6, 1e-3, 1.0, 1e6]), min_size=6, max_size=6))
+    pieces = [torch.randn(n, generator=rng, dtype=torch.float64) for n in lengths]
+    change = torch.cat([scale * piece for scale, piece in zip(scales, pieces, strict=False)])
+    return last + change, last, lengths
+
+
+@given(differences(), st.sampled_from([1, 2, 4, 8]))
+def test_every_entry_is_within_its_own_tensor_s_error_bound(given_, bits: int) -> None:
+    x, last, lengths = given_
+    coder = Coder(bits, lengths)
+    upload = coder.encode(x, last)
+    decoded = coder.decode(upload.parts, len(x))
+    difference = (x - last).float()
+    for theirs, mine in zip(decoded.split(lengths), difference.split(lengths), strict=True):
+        radius = float(mine.abs().max())
+        # The radius is not on a float32 grid of its own: a few roundings of it come on top.
+        assert (
+            float((theirs.double() - mine).abs().max()) <= radius / (2**bits - 1) * (1 + 1e-5) + 1e-6 * radius
+        )
+        if radius == 0:
+            assert not theirs.any(), "what has not changed is decoded as nothing"
+    lost = float((decoded.double() - difference.double()).square().sum())
+    assert upload.error == pytest.approx(lost, rel=1e-3, abs=1e-30)
+    assert upload.size == pytest.approx(float(decoded.double().square().sum()), rel=1e-5)
+    assert same_bits(coder.decode(upload.parts, len(x)), decoded), "whoever decodes it"
+    assert sum(part.nbytes for part in upload.parts) == coder.payload_bytes(len(x))
+    blanks = coder.blanks(len(x), x.device)
+    assert [(b.shape, b.dtype) for b in blanks] == [(p.shape, p.dtype) for p in upload.parts]
+
+
+def test_a_tensor_with_large_entries_does_not_drown_the_others() -> None:
+    """With one radius the codes of small entries lose more than these are, and the rule skips all of it."""
+    rng = torch.Generator().manual_seed(0)
+    large, small = torch.randn(100, generator=rng), 0.01 * torch.randn(10_000, generator=rng)
+    x, nothing = torch.cat([large, small]), torch.zeros(10_100, dtype=torch.float64)
+    one, each = Coder(4).encode(x, nothing), Coder(4, (100, 10_000)).encode(x, nothing)
+    slaq, size = SLAQ(bits=4), float(x.double().square().sum())
+    assert one.size < slaq.allowed(0.0, one.error, one.error), "skipped, although everything has changed"
+    assert each.size > 10 * slaq.allowed(0.0, each.error, each.error)
+    assert one.error > size
+    assert each.error < 0.02 * size
+
+
+def test_codes_too_coarse_for_the_rule_are_warned_of() -> None:
+    """They lose so much of any change that the rule always has an excuse, until `max_skip` ends it."""
+    # Laplace's distribution, with longer tails than the normal one: as gradients have them.
+    even = torch.rand(10_000, generator=torch.Generator().manual_seed(0)) - 0.5
+    change = -even.sign() * (1 - 2 * even.abs()).log()
+    for bits in (1, 2, 4, 8):
+        upload = Coder(bits).encode(change, torch.zeros(10_000))
+        for method in (LAQ(bits=bits), SLAQ(bits=bits)):
+            skips = upload.size <= method.allowed(0.0, upload.error, upload.error)
+            assert skips == (bits < 4), "everything has changed"
+            assert bool(method.caution) == skips
+    assert SLAQ(bits=1, max_skip=0).caution is None
+
+
+@pytest.mark.parametrize("radius", [-1.0, float("nan"), float("inf")])
+def test_a_received_radius_must_be_finite_and_not_negative(radius: float) -> None:
+    coder = Coder(4, (5, 6))
+    packed, radii = coder.encode(torch.arange(11.0), torch.zeros(11)).parts
+    radii[1] = radius
+    with pytest.raises(PayloadError, match="finite and not negative"):
+        coder.decode([packed, radii], 11)
+
+
+def test_an_upload_of_another_length_is_refused() -> None:
+    coder = Coder(4, (5, 6))
+    packed, radii = coder.encode(torch.arange(11.0), torch.zeros(11)).parts
+    assert (len(packed), len(radii)) == (3 + 3, 2), "a tensor's codes begin with a byte of their own"
+    for parts in ([packed[:-1], radii], [packed, radii[:1]], [packed, torch.zeros(3)]):
+        with pytest.raises(PayloadError, match="an upload of 2 tensors has 6 bytes of codes"):
+            coder.decode(parts, 11)
+
+
+@pytest.mark.parametrize("text", ["laq(bits=4)", "slaq(bits=8)", "lasg(bits=2)", "laq(bits=1)"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_model_of_several_tensors_costs_what_is_promised(text: str, size: int) -> None:
+    """A flag, every tensor's codes from a whole byte on, and a radius each; an empty tensor has none."""
+    cohort = Cohort(text, size, {"a": (7, 9), "empty": (0, 3), "b": (5,), "c": (1,)})
+    outputs = cohort.average(cohort.inputs(0))
+    bits = cohort.sessions[0].method.upload_bits
+    expected = 1 + sum(-(-n * bits // 8) + 4 for n in (63, 5, 1))
+    assert cohort.sessions[0].payload_bytes() == expected
+    assert {meter.payload_bytes for meter in cohort.driver.meters} == {expected}
+    assert all(same_bits(outputs[0][name], other[name]) for other in outputs for name in outputs[0])
+
+
+def test_a_tensor_without_gradients_stays_without() -> None:
+    """One radius for all would have moved it: 0 is on no grid but that of the radius 0."""
+    cohort = Cohort("laq", 3, {"used": (30, 40), "unused": (50,)})
+    for step in range(4):
+        inputs = [one | {"unused": torch.zeros(50)} for one in cohort.inputs(step)]
+        for output in cohort.average(inputs):
+            assert output["used"].any()
+            assert not output["unused"].any()
 
 
 def test_a_changed_learning_rate_is_taken_into_account() -> None:

@@ -13,32 +13,16 @@ from thinwire.exchange import Exchange
 from thinwire.methods.lag import check_bound
 from thinwire.parts.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload
 
+# Codes of fewer bits lose so much of a change that the rule skips it, even with entries of short tails.
+COARSE = 4
+
 
 @dataclass(frozen=True)
-class LAQ(Lazy):
-    """LAG with uploads of a few bits an entry: the difference to the last upload on a grid as wide as it is.
+class QuantisedLazy(Lazy):
+    """Base of LAQ and SLAQ: uploads on a grid, and a rule that allows for what codes lose."""
 
-    R = max |g_i - Q_i|;  t = 1 / (2^b - 1);  q = floor((g_i - Q_i + R) / (2 t R) + 1/2)
-    Q_i' = Q_i - R + 2 t R q
-    rank i skips if |Q_i' - Q_i|^2 <= xi sum_{d=1..D} |out_{k-d}|^2 + 3 (|e_i|^2 + |e_i(last upload)|^2)
-    and has been silent for fewer than `max_skip` steps;  e_i = g_i - Q_i'
-    out_k = (1/W) sum_i Q_i(last upload)
-
-    What a code loses is part of the next difference. How uploads travel: as for `lag`.
-
-    Args:
-        bits: b, of 1, 2, 4 and 8; 32 sends float32, and is then `lag` with `max_skip`.
-        window: D.
-        xi: the weight of each past step.
-        max_skip: the longest silence, in steps.
-
-    Reference: Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily
-    aggregated quantized gradients", 2019.
-
-    Differences from the paper: no server, every rank keeps the sum; widths that pack into bytes.
-    """
-
-    name: ClassVar[str] = "laq"
+    error_weight: ClassVar[float]
+    """Of the squared errors, now and at the last upload, in what may be skipped."""
     bits: int = 4
     window: int = 10
     xi: float = 0.08
@@ -48,6 +32,15 @@ class LAQ(Lazy):
         checks.one_of(self.name, "bits", self.bits, WIDTHS)
         check_bound(self.name, self.window, self.xi)
         checks.at_least(self.name, "max_skip", self.max_skip, 0)
+
+    @property
+    def caution(self) -> str | None:
+        if self.bits >= COARSE or self.max_skip == 0:
+            return None
+        return (
+            f"{self} may diverge: such coarse codes lose so much that the rule skips uploads whatever has "
+            f"changed. Take bits={COARSE}, or max_skip=0, which skips nothing"
+        )
 
     @property
     def upload_bits(self) -> int:
@@ -65,7 +58,38 @@ class LAQ(Lazy):
         return mine.size
 
     def allowed(self, bound: float, error: float, last_error: float) -> float:
-        return bound + 3.0 * (error + last_error)
+        return bound + self.error_weight * (error + last_error)
 
     def exact(self) -> Exchange:
         return replace(self, bits=UNCODED, xi=0.0)
+
+
+@dataclass(frozen=True)
+class LAQ(QuantisedLazy):
+    """LAG with uploads of a few bits an entry: a tensor's change since its last upload, on a grid as wide.
+
+    for every tensor:  R = max |g_i - Q_i|;  t = 1 / (2^b - 1)
+        q = floor((g_i - Q_i + R) / (2 t R) + 1/2);  Q_i' = Q_i - R + 2 t R q
+    rank i skips if |Q_i' - Q_i|^2 <= xi sum_{d=1..D} |out_{k-d}|^2 + 3 (|e_i|^2 + |e_i(last upload)|^2)
+    and has been silent for fewer than `max_skip` steps;  e_i = g_i - Q_i', the norms over all tensors
+    out_k = (1/W) sum_i Q_i(last upload)
+
+    What a code loses is part of the next difference; |e_i| <= t R in every entry. How uploads travel: as for
+    `lag`.
+
+    Args:
+        bits: b, of 1, 2, 4 and 8; 32 sends float32, and is then `lag` with `max_skip`. With 1 or 2 the errors
+            in the rule outweigh any change: much is skipped, and training may diverge.
+        window: D.
+        xi: the weight of each past step.
+        max_skip: the longest silence, in steps.
+
+    Reference: Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily
+    aggregated quantized gradients", 2019.
+
+    Differences from the paper: no server, every rank keeps the sum; widths that pack into bytes; a radius R
+    for each tensor, where the paper has one for the whole model.
+    """
+
+    name: ClassVar[str] = "laq"
+    error_weight: ClassVar[float] = 3.0

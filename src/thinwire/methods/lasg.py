@@ -39,7 +39,7 @@ class LASG(Lazy):
         window: D.
         xi: the weight of each past step.
         max_skip: the longest silence, in steps.
-        bits: of an entry of an upload: 32, or 1, 2, 4 or 8 on the grid of `laq`.
+        bits: of an entry of an upload: 32, or 1, 2, 4 or 8 on the grids of `laq`, one a tensor.
 
     Reference: Chen, Sun and Yin, "LASG: lazily aggregated stochastic gradients for communication-efficient
     distributed learning", 2020 (the rule WK2).

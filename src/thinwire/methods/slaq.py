@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from thinwire import checks
 from thinwire.exchange import Exchange
-from thinwire.methods.laq import LAQ
+from thinwire.methods.laq import QuantisedLazy
 from thinwire.parts.lazy import UNCODED
 
 
 @dataclass(frozen=True)
-class SLAQ(LAQ):
+class SLAQ(QuantisedLazy):
     """LAQ with a rule for gradients of minibatches, which never stop changing.
 
     rank i skips if |Q_i' - Q_i|^2 <= R_k + 1.5 (|e_i|^2 + |e_i(last upload)|^2) + allowance
@@ -29,10 +29,12 @@ class SLAQ(LAQ):
     Reference: Sun, Chen, Giannakis, Yang and Yang, "Lazily aggregated quantized gradient innovation for
     communication-efficient federated learning", 2020, and the authors' code (allowance 0.2 there).
 
-    Differences from the paper: the terms for the variance of a gradient are one constant, as in the code.
+    Differences from the paper: a radius for each tensor, as for `laq`; the terms for the variance of a
+    gradient are one constant, as in the code.
     """
 
     name: ClassVar[str] = "slaq"
+    error_weight: ClassVar[float] = 1.5
     allowance: float = 0.0
 
     def __post_init__(self) -> None:
@@ -40,7 +42,7 @@ class SLAQ(LAQ):
         checks.not_negative(self.name, "allowance", self.allowance)
 
     def allowed(self, bound: float, error: float, last_error: float) -> float:
-        return bound + 1.5 * (error + last_error) + self.allowance
+        return super().allowed(bound, error, last_error) + self.allowance
 
     def exact(self) -> Exchange:
         return replace(self, bits=UNCODED, xi=0.0, allowance=0.0)

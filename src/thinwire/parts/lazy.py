@@ -42,42 +42,76 @@ class Upload:
 
 @dataclass(frozen=True)
 class Coder:
-    """Differences as float32, or on LAQ's grid of a few bits an entry.
+    """Differences as float32, or on LAQ's grid of a few bits an entry, with a radius for each tensor.
 
     The difference is taken to what the others have of this rank, so what a code or a rounding loses is
-    part of the next difference: nothing piles up.
+    part of the next difference: nothing piles up. An entry's error is at most its own tensor's radius over
+    2^b - 1, and a tensor that has not changed is decoded as 0.
+
+    Args:
+        bits: of an entry.
+        tensors: how many entries each tensor has; None if the whole is one. Each one's codes begin with a
+            byte of their own.
     """
 
     bits: int
+    tensors: tuple[int, ...] | None = None
 
     def encode(self, x: torch.Tensor, last: torch.Tensor) -> Upload:
         difference = (x.double() - last).float()
         if self.bits == UNCODED:
             return Upload([difference], squared_norm(difference), 0.0)
+        cuts = self._cuts(difference.numel())
         nothing = torch.zeros_like(difference)
-        packed, radius = kernels.laq_quantise(difference, nothing, self.bits)
-        parts = [packed, torch.tensor([radius], dtype=torch.float32, device=x.device)]
-        if not math.isfinite(radius):
-            return Upload(parts, math.nan, math.nan)
-        return Upload(parts, *kernels.laq_norms(difference, nothing, packed, radius, self.bits))
+        codes: list[torch.Tensor] = []
+        radii: list[float] = []
+        size = error = 0.0
+        for piece, zeros in zip(cut(difference, cuts), cut(nothing, cuts), strict=True):
+            packed, radius = kernels.laq_quantise(piece, zeros, self.bits)
+            moved, lost = math.nan, math.nan
+            if math.isfinite(radius):
+                moved, lost = kernels.laq_norms(piece, zeros, packed, radius, self.bits)
+            codes.append(packed)
+            radii.append(radius)
+            size += moved
+            error += lost
+        parts = [torch.cat(codes), torch.tensor(radii, dtype=torch.float32, device=x.device)]
+        return Upload(parts, size, error)
 
     def decode(self, parts: Sequence[torch.Tensor], n: int) -> torch.Tensor:
         """Raises PayloadError if these bytes cannot be a difference of n entries."""
         if self.bits == UNCODED:
             return parts[0]
-        difference = torch.zeros(n, device=parts[0].device)
-        kernels.laq_apply(difference, parts[0], float(parts[1]), self.bits)
+        packed, radii = parts
+        cuts = self._cuts(n)
+        lengths = [self._code_bytes(count) for count in cuts]
+        if packed.numel() != sum(lengths) or radii.numel() != len(cuts):
+            raise PayloadError(
+                f"an upload of {len(cuts)} tensors has {sum(lengths)} bytes of codes and a radius for each, "
+                f"not {packed.numel()} bytes and {radii.numel()} radii"
+            )
+        difference = torch.zeros(n, device=packed.device)
+        numbers = cast("list[float]", radii.tolist())
+        for piece, codes, radius in zip(cut(difference, cuts), cut(packed, lengths), numbers, strict=True):
+            kernels.laq_apply(piece, codes, radius, self.bits)
         return difference
 
     def blanks(self, n: int, device: torch.device) -> list[torch.Tensor]:
         """Parts of the right sizes, to receive into."""
         if self.bits == UNCODED:
             return [torch.empty(n, device=device)]
-        packed = torch.zeros(-(-n * self.bits // 8), dtype=torch.uint8, device=device)
-        return [packed, torch.zeros(1, device=device)]
+        cuts = self._cuts(n)
+        packed = torch.zeros(sum(map(self._code_bytes, cuts)), dtype=torch.uint8, device=device)
+        return [packed, torch.zeros(len(cuts), device=device)]
 
     def payload_bytes(self, n: int) -> int:
-        return 4 * n if self.bits == UNCODED else -(-n * self.bits // 8) + 4
+        return 4 * n if self.bits == UNCODED else sum(self._code_bytes(count) + 4 for count in self._cuts(n))
+
+    def _cuts(self, n: int) -> list[int]:
+        return [n] if self.tensors is None else list(self.tensors)
+
+    def _code_bytes(self, n: int) -> int:
+        return -(-n * self.bits // 8)
 
 
 async def ask_all(flag: int, ch: Channel, device: torch.device) -> list[int]:
@@ -171,6 +205,7 @@ class LazyState(State):
     the parameters have gone since, for the rule "ps"; anchor: the parameters then, for same-batch rules.
     steps: squared lengths of the last steps, newest first; ranks: how many had a part in `total`.
     counts: steps since the last upload, what that upload's code lost, the smoothness seen so far, uploads.
+    lengths: how many entries each tensor has; known from the layout, so not part of a checkpoint.
     """
 
     last: torch.Tensor = momentum()
@@ -180,6 +215,7 @@ class LazyState(State):
     ranks: torch.Tensor = replicated()
     anchor: torch.Tensor = own()
     counts: torch.Tensor = own()
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass
@@ -271,10 +307,11 @@ class Lazy(Exchange):
             ranks=zeros(1, torch.int64),
             anchor=zeros(n if self.keeps_anchor else 0, torch.float32),
             counts=zeros(4),
+            lengths=entries(layout),
         )
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
-        coder, counts = Coder(self.upload_bits), Counts.of(state)
+        coder, counts = Coder(self.upload_bits, state.lengths), Counts.of(state)
         fresh = int(state.ranks) != ch.size
         nothing = torch.zeros_like(state.last)
         mine = coder.encode(x, nothing if fresh else state.last)
@@ -341,10 +378,20 @@ class Lazy(Exchange):
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         """The most: when all upload, as in the first step. A rank that skips hands over its flag."""
-        coder, n = Coder(self.upload_bits), layout.numel
+        coder, n = Coder(self.upload_bits, entries(layout)), layout.numel
         coded = coder.payload_bytes(n)
         transport = costs.cheapest_upload(size, size, coded, 4 * n, 4 * n)
         return 1 + {"broadcast": coded, "star": max(coded, 4 * n), "mean": 4 * n}[transport]
+
+
+def entries(layout: Layout) -> tuple[int, ...]:
+    """How many each tensor has; those without any need no code."""
+    return tuple(slot.numel for slot in layout.slots if slot.numel)
+
+
+def cut(flat: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """Views of these lengths, one after the other."""
+    return list(cast("tuple[torch.Tensor, ...]", flat.split(lengths)))
 
 
 def squared_norm(x: torch.Tensor) -> float:
