@@ -184,7 +184,8 @@ def odd_models(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tens
     }
     results = {}
     for name, (module, loss, options) in cases.items():
-        for method in METHODS if name.startswith("frozen") else methods:
+        lazy = ("lag", "laq") if name == "without gradient" else ()
+        for method in METHODS if name.startswith("frozen") else (*methods, *lazy):
             label = f"{method}, {name}"
             expected = reference(worker, module, method, STEPS, loss=loss)
             results[f"{label} reference"] = expected
@@ -194,6 +195,44 @@ def odd_models(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tens
 
 def test_models_of_all_kinds() -> None:
     assert_same_everywhere(run_local(odd_models, 2, BUSY, timeout=150))
+
+
+def in_turn(worker: Worker, method: str) -> dict[str, torch.Tensor]:
+    """Both ranks use branch 0, then both use branch 1: how far branch 0 goes in the second step."""
+    moved: dict[str, torch.Tensor] = {}
+    for host in ("ddp", "loop"):
+        module = Branches()
+        model = wrap(module, find_unused_parameters=True) if host == "ddp" else module
+        session = (
+            thinwire.attach(model, method, dense_below=0)
+            if host == "ddp"
+            else thinwire.Session(module.named_parameters(), method, dense_below=0)
+        )
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
+        for step in range(2):
+            before = flat(module.branches[0])
+            optimizer.zero_grad()
+            model(batch(worker.rank, step), step).square().mean().backward()
+            if host == "loop":
+                means = session.average({name: p.grad for name, p in module.named_parameters()})
+                for name, parameter in module.named_parameters():
+                    parameter.grad = means[name]
+            optimizer.step()
+        moved[host] = flat(module.branches[0]) - before
+        moved[f"{host}, all"] = flat(module)
+        session.detach()
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("method", "owes"), [("dense", False), ("topk(ratio=0.2)", True), ("lag(xi=1e9)", True)]
+)
+def test_ddp_leaves_alone_what_no_rank_has_used(method: str, owes: bool) -> None:
+    """Whatever a method still has for such a parameter: DDP does not look at it, `session.average` does."""
+    per_rank = run_local(in_turn, 2, method, timeout=60)
+    assert_same_everywhere(per_rank)
+    assert not per_rank[0]["ddp"].any()
+    assert bool(per_rank[0]["loop"].any()) == owes
 
 
 # -- loops -------------------------------------------------------------------------------------------------

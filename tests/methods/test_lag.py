@@ -229,6 +229,10 @@ def test_codes_too_coarse_for_the_rule_are_warned_of() -> None:
             assert skips == (bits < 4), "everything has changed"
             assert bool(method.caution) == skips
     assert SLAQ(bits=1, max_skip=0).caution is None
+    uneven = Coder(4).encode(change**3, torch.zeros(10_000))
+    assert uneven.size < SLAQ().allowed(0.0, uneven.error, uneven.error), (
+        "4 bits do not suffice for every tensor"
+    )
 
 
 @pytest.mark.parametrize("radius", [-1.0, float("nan"), float("inf")])

@@ -120,6 +120,9 @@ def attach(
 
     To be called on every rank, before the first backward pass.
 
+    DDP with find_unused_parameters ignores what comes back for a parameter that no rank has used in a step,
+    even if the method still had something for it (a residual, an older upload).
+
     Args:
         model: the wrapped model; for a schedule also a bare one, which gets rank 0's parameters and buffers.
         method: a method string, its JSON, or an object such as `thinwire.TopK(ratio=0.01)`; "auto" measures
