@@ -194,6 +194,9 @@ def test_sum_conserves_what_is_owed_and_drop_keeps_what_is_shared(method: str, o
             session.load_state_dict(saved[0], on_resize="drop")
     after = states(fresh)
     for place, tensor in owed(method, after).items():
+        assert tensor.shape == before[place].shape
+        if not tensor.numel():
+            continue  # what this configuration of the method does not remember
         scale = before[place].abs().max()
         assert (tensor - before[place]).abs().max() <= 1e-6 * scale, f"{place}: what is owed changed"
     for session in fresh.sessions:
