@@ -80,6 +80,8 @@ def carried(worker: Worker) -> tuple[int, int, int]:
     before = counters()
     for _ in range(3):
         session.average({"w": torch.zeros(SHAPE)})
+    # What is still in a socket has not been counted: the peer must have it all before the counters are read.
+    dist.barrier()
     after, metered = counters(), session.meter.sent_bytes
     session.detach()
     assert before is not None
