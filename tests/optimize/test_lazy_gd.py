@@ -19,7 +19,9 @@ ZERO = torch.zeros(6, dtype=torch.float64)
 def run(
     problem: Problem, algorithm: str, iterations: int = 400, gap: float | None = 1e-9, **options
 ) -> Trace:
-    settings = {key: options.pop(key) for key in ("window", "xi", "bits", "max_skip") if key in options}
+    settings = {
+        key: options.pop(key) for key in ("window", "xi", "bits", "max_skip", "float_bits") if key in options
+    }
     how = Descent(algorithm, problem.step, smoothness=problem.smoothness, **settings)
     return lazy_gd(
         problem.objectives, ZERO, how, iterations=iterations, optimum=problem.optimum, gap=gap, **options
@@ -109,6 +111,16 @@ def test_lock_step_gives_the_same_bits_as_the_loop(algorithm: str) -> None:
     assert loop.iterations == ranks.iterations
     sent = sum(meter.sent_bytes for meter in ranks.meters)
     assert sent > 0
+
+
+@pytest.mark.parametrize("algorithm", ["gd", "lag-wk", "lag-ps"])
+def test_uploads_in_float64_lose_nothing_on_the_way(algorithm: str) -> None:
+    problem = squares()
+    loop = run(problem, algorithm, float_bits=64)
+    ranks = run(problem, algorithm, float_bits=64, by="lockstep")
+    assert torch.equal(loop.theta, ranks.theta)
+    # Twice the bits of float32 for as many uploads.
+    assert loop.last.bits == 64 * loop.theta.numel() * loop.last.uploads
 
 
 @pytest.mark.parametrize("algorithm", ["laq", "lag-ps"])

@@ -29,7 +29,7 @@ from thinwire.optimize.mail import GroupMail, Postman
 from thinwire.optimize.nodes import Iterate, Node, Places, broken, check
 from thinwire.optimize.options import Descent, Known, Objective
 from thinwire.optimize.trace import Iteration, Trace
-from thinwire.parts.lazy import BROKEN, SKIP, UNCODED, Sum, checked
+from thinwire.parts.lazy import BROKEN, EXACT, SKIP, UNCODED, Sum, checked
 from thinwire.preparation import prepare_for
 
 By = Literal["loop", "lockstep", "processes"]
@@ -110,7 +110,7 @@ def lazy_gd(
         trace.last.uploads, trace.last.bits
 
     All ways give the same numbers to the last bit. An upload is a difference to the one before, in
-    float32 or quantised; everything that is kept is float64.
+    float32 (float64 with `float_bits=64`) or quantised; everything that is kept is float64.
 
     Args:
         objectives: one for each worker.
@@ -181,7 +181,7 @@ def lazy_gd_on_this_rank(
     if group is None:
         raise ConfigError("lazy_gd: torch.distributed is not initialised")
     task = _Task([objective] * group.size(), start, how, iterations, optimum, gap, known)
-    if how.coder.bits != UNCODED:
+    if how.coder.bits not in (UNCODED, EXACT):
         prepare_for([LAQ()], loud=False)
     (private,) = private_groups(process_group, 1)
     meter = Meter()

@@ -10,7 +10,7 @@ import torch
 
 from thinwire import checks
 from thinwire.errors import ConfigError
-from thinwire.parts.lazy import UNCODED, WIDTHS, Coder
+from thinwire.parts.lazy import EXACT, UNCODED, WIDTHS, Coder
 
 Algorithm = Literal["gd", "qgd", "lag-wk", "lag-ps", "laq"]
 ALGORITHMS: tuple[Algorithm, ...] = ("gd", "qgd", "lag-wk", "lag-ps", "laq")
@@ -63,6 +63,7 @@ class Descent:
         window: how many past steps R_k adds up.
         xi: their weight; None takes the papers': 0.1, for "lag-ps" 1, for "laq" 0.8 / window.
         bits: of an entry of a quantised difference.
+        float_bits: of an entry of a difference that is not quantised, 32 or 64.
         max_skip: the longest silence under "laq", in iterations.
         smoothness: L_m of every worker's gradient, for "lag-ps".
     """
@@ -73,6 +74,7 @@ class Descent:
     xi: float | None = None
     bits: int = 4
     max_skip: int = 100
+    float_bits: int = UNCODED
     smoothness: tuple[float, ...] | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -84,13 +86,14 @@ class Descent:
             checks.not_negative(name, "xi", self.xi)
         checks.one_of(name, "bits", self.bits, WIDTHS)
         checks.at_least(name, "max_skip", self.max_skip, 0)
+        checks.one_of(name, "float_bits", self.float_bits, (UNCODED, EXACT))
         if self.smoothness is not None:
             for value in self.smoothness:
                 checks.positive(name, "smoothness", value)
 
     @property
     def coder(self) -> Coder:
-        return Coder(self.bits if self.algorithm in ("qgd", "laq") else UNCODED)
+        return Coder(self.bits if self.algorithm in ("qgd", "laq") else self.float_bits)
 
     @property
     def weight(self) -> float:

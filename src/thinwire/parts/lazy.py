@@ -20,6 +20,8 @@ from thinwire.layout import Layout, Slot
 SKIP, UPLOAD, FRESH, BROKEN = range(4)
 UNCODED = 32
 """Bits an entry of an upload that is not quantised: a float32."""
+EXACT = 64
+"""The same as a float64: nothing is lost on the way."""
 WIDTHS = (1, 2, 4, 8, UNCODED)
 
 
@@ -42,7 +44,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Coder:
-    """Differences as float32, or on LAQ's grid of a few bits an entry, with a radius for each tensor.
+    """Differences as floats, or on LAQ's grid of a few bits an entry, with a radius for each tensor.
 
     The difference is taken to what the others have of this rank, so what a code or a rounding loses is
     part of the next difference: nothing piles up. An entry's error is at most its own tensor's radius over
@@ -58,8 +60,9 @@ class Coder:
     tensors: tuple[int, ...] | None = None
 
     def encode(self, x: torch.Tensor, last: torch.Tensor) -> Upload:
-        difference = (x.double() - last).float()
-        if self.bits == UNCODED:
+        exact = x.double() - last
+        difference = exact if self.bits == EXACT else exact.float()
+        if self.bits in (UNCODED, EXACT):
             return Upload([difference], squared_norm(difference), 0.0)
         cuts = self._cuts(difference.numel())
         nothing = torch.zeros_like(difference)
@@ -80,7 +83,7 @@ class Coder:
 
     def decode(self, parts: Sequence[torch.Tensor], n: int) -> torch.Tensor:
         """Raises PayloadError if these bytes cannot be a difference of n entries."""
-        if self.bits == UNCODED:
+        if self.bits in (UNCODED, EXACT):
             return parts[0]
         packed, radii = parts
         cuts = self._cuts(n)
@@ -98,14 +101,16 @@ class Coder:
 
     def blanks(self, n: int, device: torch.device) -> list[torch.Tensor]:
         """Parts of the right sizes, to receive into."""
-        if self.bits == UNCODED:
-            return [torch.empty(n, device=device)]
+        if self.bits in (UNCODED, EXACT):
+            return [torch.empty(n, dtype=torch.float64 if self.bits == EXACT else None, device=device)]
         cuts = self._cuts(n)
         packed = torch.zeros(sum(map(self._code_bytes, cuts)), dtype=torch.uint8, device=device)
         return [packed, torch.zeros(len(cuts), device=device)]
 
     def payload_bytes(self, n: int) -> int:
-        return 4 * n if self.bits == UNCODED else sum(self._code_bytes(count) + 4 for count in self._cuts(n))
+        if self.bits in (UNCODED, EXACT):
+            return self.bits // 8 * n
+        return sum(self._code_bytes(count) + 4 for count in self._cuts(n))
 
     def _cuts(self, n: int) -> list[int]:
         return [n] if self.tensors is None else list(self.tensors)
