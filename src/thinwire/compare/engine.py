@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from thinwire import __version__, links
-from thinwire.compare.records import Evaluation, Record, Records, Run, Setting, Step, to_line
+from thinwire.compare.records import Evaluation, Record, Records, Run, Setting, Step, write
 from thinwire.compare.task import PYTORCH, RECIPES, Optimizer, Task
 from thinwire.compare.training import train
 from thinwire.errors import ConfigError
@@ -119,7 +119,7 @@ def prepare(wanted: Comparison) -> tuple[Setting, Task]:
 
 
 def run(wanted: Comparison, out: Path, watcher: Watcher | None = None) -> Records:
-    """Train with every method; `records.jsonl` in `out` grows as runs end."""
+    """Train with every method; `records.jsonl` in `out` has every run that has ended, should this one not."""
     setting, task = prepare(wanted)
     out.mkdir(parents=True, exist_ok=True)
     records = Records(setting, [], [], [])
@@ -130,14 +130,18 @@ def run(wanted: Comparison, out: Path, watcher: Watcher | None = None) -> Record
                     watcher.begin(method, seed, wanted.seeds)
                 one = _one(replace(task, method=method, seed=seed), wanted.workers, hosts, records, watcher)
                 records.runs.append(one)
+                # The time of a step without communication is known from the first run on.
+                compute = records.runs[0].compute_seconds
+                records = replace(records, setting=replace(setting, compute=compute))
+                _write(records, out)
                 if watcher is not None:
                     watcher.end(method, one.failed)
-    compute = records.runs[0].compute_seconds
-    records = replace(records, setting=replace(setting, compute=compute))
-    path = out / "records.jsonl"
-    everything: list[Record] = [records.setting, *records.steps, *records.evaluations, *records.runs]
-    path.write_text("".join(to_line(record) + "\n" for record in everything))
     return records
+
+
+def _write(records: Records, out: Path) -> None:
+    everything: list[Record] = [records.setting, *records.steps, *records.evaluations, *records.runs]
+    write(out / "records.jsonl", everything)
 
 
 def _one(task: Task, workers: int, hosts: Any, records: Records, watcher: Watcher | None) -> Run:
