@@ -29,7 +29,7 @@ def console(*, stderr: bool = False) -> Console:
 
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:  # a file or a pipe has room for the whole table
-        console.width = 140
+        console.width = 160
     return console
 
 
@@ -64,9 +64,16 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, n
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for number, name in enumerate(header):
-        # Figures are never cut; a long method string is folded instead.
+        # Figures are never cut; a long method string is folded instead, but not to shreds.
         figure = numbers and number > 0
-        table.add_column(name, justify="right" if figure else "left", no_wrap=figure, overflow="fold")
+        width = 0 if figure else min(24, max((len(row[number]) for row in rows), default=0))
+        table.add_column(
+            name,
+            justify="right" if figure else "left",
+            no_wrap=figure,
+            overflow="fold",
+            min_width=width if numbers else None,
+        )
     for row in rows:
         table.add_row(*row)
     console().print(table)

@@ -20,7 +20,7 @@ from thinwire.handshake import agree
 from thinwire.hosts.streams import LaneStreams, future_for
 from thinwire.layout import Layout
 from thinwire.links import Links
-from thinwire.meter import Meter, Tally
+from thinwire.meter import Meter, Tally, Worked
 from thinwire.notices import tell, warn
 from thinwire.replicas import Replicas
 from thinwire.schedules import saved
@@ -328,7 +328,7 @@ class PeriodicSession:
     def _meet_now(self, meeting: Meeting) -> None:
         self._wait_for_all()  # one thread at a time uses the group
         before = self.meter.total
-        Blocking(self._execute).run(self._program(meeting))
+        Blocking(self._execute).run(Worked(self._program(meeting), self.meter))
         self._announce(self.meter.total.minus(before))
         self._apply(meeting)
 
@@ -349,7 +349,8 @@ class PeriodicSession:
                 raise errors[0]
 
         step = Step(lambda kept: None)
-        self._lanes.submit(0, Job(self._program(meeting), step, done, self._streams.scope(0, device)))
+        program = Worked(self._program(meeting), self.meter)
+        self._lanes.submit(0, Job(program, step, done, self._streams.scope(0, device)))
         step.close()
         self.under_way.append((meeting, wait))
 
