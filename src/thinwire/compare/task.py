@@ -80,5 +80,5 @@ def split(text: str) -> list[str]:
         depth += (symbol in "([{") - (symbol in ")]}") if not quote else 0
         parts[-1] += symbol
     if depth or quote:
-        raise ConfigError(f"{text!r} has a parenthesis or a quote that is not closed")
+        raise ConfigError(f"{text!r} is not a method: a parenthesis or a quote is not closed")
     return [part.strip() for part in parts if part.strip()]
