@@ -21,12 +21,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
-# Tests within one process run two at a time; those with worker processes, and with timeouts, run by themselves.
-ONE_PROCESS := tests/laws tests/kernels tests/methods tests/distributions tests/optimize tests/reproduce tests/report
+# Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
+BY_THE_CLOCK := tests/failures tests/lab tests/test_links.py
 
 test: lint
-	$(BIN)/pytest -n 2 $(ONE_PROCESS)
-	$(BIN)/pytest $(ONE_PROCESS:%=--ignore=%)
+	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)
+	$(BIN)/pytest $(BY_THE_CLOCK)
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800
