@@ -60,6 +60,12 @@ def test_all_are_listed_and_make_one_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     options = ["--quick", "--out", str(tmp_path), "--page", str(page)]
     assert CliRunner().invoke(app, ["reproduce", "gspar", *options]).exit_code == 0
+    made = page.read_text()
+    again = CliRunner().invoke(app, ["reproduce", "all", *options, "--finished"])
+    assert again.exit_code == 0, again.output
+    assert page.read_text().splitlines()[4:] == made.splitlines()[4:]
+    nothing = CliRunner().invoke(app, ["reproduce", "lag", "--finished", "--out", str(tmp_path)])
+    assert nothing.exit_code == 2
     text = page.read_text()
     assert "## gspar" in text
     assert "not judged" in text

@@ -21,6 +21,9 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="The folder with the datasets.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run: minutes become seconds.")] = False,
     out: Annotated[Path, typer.Option(help="Where records and plots go.")] = Path("out/reproduce"),
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Run nothing: show what earlier runs have found.")
+    ] = False,
     page: Annotated[Path | None, typer.Option(help="Write all outcomes to this Markdown file, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -37,8 +40,13 @@ def reproduce(
         chosen = module.names() if name == "all" else (name,)
         found = {each: module.find(each) for each in chosen}
         outcomes: dict[str, tuple[Reproduction, Outcome]] = {}
+        if finished:
+            found = {each: one for each, one in found.items() if _outcome_file(each, quick, out).is_file()}
+            if not found:
+                raise ConfigError(f"--finished: no run of {name} has ended in {out}")
         for each, reproduction in found.items():
-            outcomes[each] = (reproduction, _run(each, reproduction, data, quick, out))
+            outcome = _read(each, quick, out) if finished else _run(each, reproduction, data, quick, out)
+            outcomes[each] = (reproduction, outcome)
             if not as_json:
                 _show(reproduction, outcomes[each][1])
     if as_json:
@@ -48,7 +56,7 @@ def reproduce(
         from thinwire.reproduce.page import markdown
 
         page.parent.mkdir(parents=True, exist_ok=True)
-        flags = " --quick" if quick else ""
+        flags = " --quick" * quick + " --finished" * finished
         page.write_text(markdown(outcomes, f"thinwire reproduce {name} --data DATA{flags} --page {page}"))
 
 
@@ -70,6 +78,20 @@ def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, 
     if outcome.figures:
         write_plots(context.folder / "plots.html", reproduction.title, outcome.figures, outcome)
     return outcome
+
+
+def _outcome_file(name: str, quick: bool, out: Path) -> Path:
+    return out / (f"{name}-quick" if quick else name) / "outcome.json"
+
+
+def _read(name: str, quick: bool, out: Path) -> Outcome:
+    from thinwire.reproduce import Outcome
+
+    path = _outcome_file(name, quick, out)
+    try:
+        return Outcome.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not the outcome of a reproduction: {error}") from None
 
 
 def _show(reproduction: Reproduction, outcome: Outcome) -> None:
