@@ -73,6 +73,11 @@ def test_steps_under_the_throttle_take_as_long_as_in_the_lab() -> None:
     pytest.fail(f"step times under the throttle, as multiples of those in the lab: {ratios}")
 
 
+# A frame of 1,514 bytes carries 1,448, and at most one acknowledgement of 66 bytes goes the same way for each
+# that comes back: how many are saved depends on how busy the machine is.
+MOST_HEADERS = (1514 + 66) / 1448
+
+
 def carried(worker: Worker) -> tuple[int, int, int]:
     """Bytes of some steps: sent by the meter, sent and received by the kernel."""
     del worker
@@ -93,8 +98,10 @@ def test_a_worker_reads_what_its_interface_has_carried() -> None:
     assert counters() is None
     with hosts_for("lab:none", 2) as hosts:
         for metered, sent, received in run_local(carried, 2, hosts=hosts):
-            assert 1.0 <= sent / metered <= 1.08
-            assert 0.9 <= received / metered <= 1.08  # the peer's last bytes may still be on their way
+            assert 1.0 <= sent / metered <= MOST_HEADERS
+            assert (
+                0.9 <= received / metered <= MOST_HEADERS
+            )  # the peer's last bytes may still be on their way
 
 
 def test_as_many_hosts_as_workers() -> None:
