@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Cohort, Recipe
+from thinwire.reproduce.cohort import Cohort, Recipe, images
 from thinwire.reproduce.plots import lines
 from thinwire.workloads import Dataset
-from thinwire.workloads.data import digits, mnist
 from thinwire.workloads.models import evaluate
 
 PUBLISHED = "a2sgd(average_every=None, allow_drift=True)"
@@ -62,7 +61,7 @@ def measure(variant: str, recipe: Recipe, data: Dataset, looks: int) -> dict[str
 
 
 def run(context: Context) -> Outcome:
-    data = mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+    data = images(context)
     recipe = Recipe(
         "mlp",
         workers=4 if context.quick else 8,

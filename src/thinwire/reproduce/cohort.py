@@ -6,7 +6,7 @@ Workers of a method that keeps consensus share one model; others have a replica 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from thinwire.drivers.lockstep import Lockstep
 from thinwire.exchange import Exchange
 from thinwire.meter import Tally
 from thinwire.registry import parse
+from thinwire.reproduce.base import Context
 from thinwire.session import Session
 from thinwire.workloads import Dataset, build
+from thinwire.workloads.data import digits, mnist
 from thinwire.workloads.models import evaluate, loss
 
 Gradients = list[dict[str, torch.Tensor]]
@@ -47,6 +49,19 @@ class Recipe:
     def key(self, method: str | Exchange, data: Dataset) -> str:
         """For `Context.once`."""
         return f"{method} | {data.name} {len(data.inputs)} | {asdict(self)}"
+
+
+def images(context: Context) -> Dataset:
+    """MNIST, or handwritten digits for a smoke run and where there is no data."""
+    return mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+
+
+@torch.no_grad()
+def mean_into(target: nn.Module, models: Sequence[nn.Module]) -> None:
+    """The mean of the replicas' parameters and buffers."""
+    others = [model.state_dict() for model in models]
+    for name, tensor in target.state_dict().items():
+        tensor.copy_(torch.stack([other[name].float() for other in others]).mean(0))
 
 
 class Cohort:
@@ -155,9 +170,7 @@ class Cohort:
     def mean_model(self) -> nn.Module:
         """A model with the mean of all replicas' parameters and buffers."""
         mean = copy.deepcopy(self.models[0])
-        others = [model.state_dict() for model in self.models]
-        for name, tensor in mean.state_dict().items():
-            tensor.copy_(sum(other[name].float() for other in others) / len(others))
+        mean_into(mean, self.models)
         return mean
 
     def spent(self) -> Tally:

@@ -11,10 +11,10 @@ import torch
 
 from thinwire import kernels
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, train
+from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, images, train
 from thinwire.reproduce.plots import lines
 from thinwire.workloads import Dataset
-from thinwire.workloads.data import digits, mnist, text
+from thinwire.workloads.data import text
 
 RATIO = 0.001
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -149,13 +149,13 @@ def selection_times(size: int, repeats: int) -> dict[str, float]:
 
 def _workloads(context: Context) -> dict[str, tuple[Recipe, Dataset]]:
     quick, has = context.quick, context.has_data
-    images = mnist(context.data / "mnist") if has and not quick else digits()
+    pictures = images(context)
     steps = 24 if quick else 300
     found = {
-        "MLP": (Recipe("mlp", workers=2, steps=steps, hidden=(64,) if quick else (200,)), images),
+        "MLP": (Recipe("mlp", workers=2, steps=steps, hidden=(64,) if quick else (200,)), pictures),
         "CNN": (
             Recipe("cnn", workers=2, steps=steps if quick else 200, batch=16, learning_rate=0.05),
-            images,
+            pictures,
         ),
     }
     if has:

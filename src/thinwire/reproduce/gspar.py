@@ -13,10 +13,9 @@ from thinwire.channel import Place
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.plan import View
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Cohort, Recipe
+from thinwire.reproduce.cohort import Cohort, Recipe, images
 from thinwire.reproduce.plots import lines
 from thinwire.session import Session
-from thinwire.workloads.data import digits, mnist
 
 BUDGETS = (0.1, 0.5, 1.0, 2.0, 4.0)
 VALUE_BITS = 32
@@ -149,7 +148,7 @@ def sparsity(gradient: torch.Tensor, budget: float, draws: int = 20) -> dict[str
 
 
 def _real_gradient(context: Context) -> torch.Tensor:
-    data = mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+    data = images(context)
     recipe = Recipe("mlp", workers=2, steps=30, hidden=(64,) if context.quick else (200,))
     cohort = Cohort("dense", recipe, data)
     for _ in range(recipe.steps):

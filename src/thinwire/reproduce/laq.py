@@ -12,10 +12,9 @@ from thinwire.optimize import Descent, Objective, lazy_gd
 from thinwire.parts.lazy import Coder
 from thinwire.reproduce import lag
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Cohort, Gradients, Recipe
+from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, images
 from thinwire.reproduce.plots import lines
 from thinwire.workloads import Dataset
-from thinwire.workloads.data import digits, mnist
 from thinwire.workloads.models import evaluate, loss
 
 WINDOW, XI, BITS, MAX_SKIP = 10, 0.08, 4, 100
@@ -215,7 +214,7 @@ def _linear(context: Context) -> lag.Problem:
 
 
 def _stochastic(context: Context, outcome: Outcome, methods: tuple[str, ...], done: int, total: int) -> None:
-    data = mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+    data = images(context)
     recipe = Recipe(
         "mlp",
         workers=3 if context.quick else 8,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from thinwire.channel import Place
 from thinwire.drivers.lockstep import Lockstep
@@ -82,10 +80,3 @@ class LocalCohort:
     def spent(self) -> Tally:
         """What rank 0 has sent and received so far."""
         return self._network.meters[0].total
-
-
-@torch.no_grad()
-def mean_into(target: nn.Module, models: Sequence[nn.Module]) -> None:
-    """The mean of the replicas' parameters."""
-    for goal, *own in zip(target.parameters(), *(model.parameters() for model in models), strict=True):
-        goal.copy_(torch.stack(own).mean(0))

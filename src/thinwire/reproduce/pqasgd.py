@@ -12,8 +12,8 @@ from torch import nn
 
 from thinwire.methods import QSGD
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Recipe, train
-from thinwire.reproduce.local_steps import LocalCohort, mean_into
+from thinwire.reproduce.cohort import Recipe, mean_into, train
+from thinwire.reproduce.local_steps import LocalCohort
 from thinwire.reproduce.plots import lines
 from thinwire.schedules import Periodic
 from thinwire.workloads import Dataset

@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 
-from thinwire.bench.scale import measure as cost
-from thinwire.costs import Link
+from thinwire.reproduce import growth
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, train
+from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, images, train
 from thinwire.reproduce.plots import lines
 from thinwire.workloads import Dataset
-from thinwire.workloads.data import digits, mnist
 
 RATES = (70, 100, 150)
-WORKERS = (4, 16, 64, 256)
+LEADER, LOCAL = "scalecom(ratio=0.01)", "topk(ratio=0.01, reduce='gather')"
 # Beyond the scale of random overlap: two random sets of k among n share k/n of their entries.
 OVERLAP_RATIO = 0.01
 
@@ -55,8 +53,8 @@ def _distance(a: torch.Tensor, b: torch.Tensor, k: int) -> float:
 
 def run(context: Context) -> Outcome:
     quick = context.quick
-    counts = WORKERS[:2] if quick else WORKERS
-    data = mnist(context.data / "mnist") if context.has_data and not quick else digits()
+    counts = growth.worker_counts(context)
+    data = images(context)
     recipe = Recipe(
         "mlp",
         workers=4,
@@ -77,7 +75,7 @@ def run(context: Context) -> Outcome:
         "dense": "dense",
         **{f"{rate}x": f"scalecom(ratio={1 / rate:.6g})" for rate in RATES},
         "100x, chunks": "scalecom(chunk=100)",
-        "100x, own top-k": "topk(ratio=0.01, reduce='gather')",
+        "100x, own top-k": LOCAL,
     }
     large = {
         "dense": "dense",
@@ -94,19 +92,11 @@ def run(context: Context) -> Outcome:
             done += 1
     context.progress("index similarity", done, total)
     alike = context.once(
-        "similarity " + recipe.key("scalecom(ratio=0.01)", data),
-        lambda: similarity(recipe, data, "scalecom(ratio=0.01)"),
+        "similarity " + recipe.key(LEADER, data),
+        lambda: similarity(recipe, data, LEADER),
     )
     done += 1
-    sizes: dict[str, list[int]] = {"scalecom(ratio=0.01)": [], "topk(ratio=0.01, reduce='gather')": []}
-    for workers in counts:
-        context.progress(f"cost at {workers} workers", done, total)
-        for method, sent in sizes.items():
-            key = f"cost {method} {workers} 100000"
-            sent.append(
-                context.once(key, lambda m=method, w=workers: cost(m, w, 100_000, Link()).received_bytes)
-            )
-        done += 1
+    sizes = growth.received(context, (LEADER, LOCAL), done, total)
     return _outcome(context, recipe, big, data, found, wide, alike, sizes)
 
 
@@ -121,7 +111,7 @@ def _outcome(
     sizes: dict[str, list[int]],
 ) -> Outcome:
     judge = not context.quick
-    counts = WORKERS[:2] if context.quick else WORKERS
+    counts = growth.worker_counts(context)
     outcome = Outcome()
     dense = found["dense"]["accuracy"]
     outcome.table(
@@ -145,11 +135,7 @@ def _outcome(
             for label, one in wide.items()
         ],
     )
-    outcome.table(
-        "bytes received per worker and step, 100,000 entries",
-        ("method", *map(str, counts)),
-        [(method, *(f"{value:,}" for value in values)) for method, values in sizes.items()],
-    )
+    growth.tabulate(context, outcome, sizes)
     half = len(alike["steps"]) // 2
     distance = sum(alike["corrected"][half:]) / max(1, len(alike["corrected"][half:]))
     outcome.figures["Hamming distance of two workers' largest 1 %"] = lines(
@@ -164,7 +150,7 @@ def _outcome(
         {k: (range(1, len(v["losses"]) + 1), v["losses"]) for k, v in found.items()}, "step", "loss"
     )
     worst = max(dense - found[f"{rate}x"]["accuracy"] for rate in RATES)
-    ours, theirs = sizes["scalecom(ratio=0.01)"], sizes["topk(ratio=0.01, reduce='gather')"]
+    ours, theirs = sizes[LEADER], sizes[LOCAL]
     filtered, plain = wide["100x, beta=0.1"]["accuracy"], wide["100x, beta=1"]["accuracy"]
     outcome.claims = [
         Claim(

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.bench.scale import measure as cost
-from thinwire.costs import Link
+from thinwire.reproduce import growth
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Recipe, train
+from thinwire.reproduce.cohort import Recipe, images, train
 from thinwire.reproduce.plots import lines
-from thinwire.workloads.data import digits, mnist
 
-WORKERS = (4, 16, 64, 256)
 LOCAL = "topk(ratio=0.01, reduce='gather')"
 SKETCH = "sketched(k=1000, cols=1000)"
-ENTRIES = 100_000
 
 
 def _methods(parameters: int) -> dict[str, str]:
@@ -29,8 +25,8 @@ def _methods(parameters: int) -> dict[str, str]:
 
 def run(context: Context) -> Outcome:
     quick = context.quick
-    counts = WORKERS[:2] if quick else WORKERS
-    data = mnist(context.data / "mnist") if context.has_data and not quick else digits()
+    counts = growth.worker_counts(context)
+    data = images(context)
     recipe = Recipe(
         "mlp",
         workers=4,
@@ -48,14 +44,7 @@ def run(context: Context) -> Outcome:
         context.progress(label, done, total)
         found[label] = context.once(recipe.key(method, data), lambda m=method: train(m, recipe, data))
         done += 1
-    sizes: dict[str, list[int]] = {SKETCH: [], LOCAL: []}
-    for workers in counts:
-        context.progress(f"cost at {workers} workers", done, total)
-        for method, received in sizes.items():
-            key = f"cost {method} {workers} {ENTRIES}"
-            row = context.once(key, lambda m=method, w=workers: cost(m, w, ENTRIES, Link()).received_bytes)
-            received.append(row)
-        done += 1
+    sizes = growth.received(context, (SKETCH, LOCAL), done, total)
     return _outcome(context, recipe, found, sizes)
 
 
@@ -63,7 +52,7 @@ def _outcome(
     context: Context, recipe: Recipe, found: dict[str, dict[str, Any]], sizes: dict[str, list[int]]
 ) -> Outcome:
     judge = not context.quick
-    counts = WORKERS[:2] if context.quick else WORKERS
+    counts = growth.worker_counts(context)
     outcome = Outcome()
     dense = found["dense, momentum 0.9"]
     outcome.table(
@@ -79,11 +68,7 @@ def _outcome(
             for label, one in found.items()
         ],
     )
-    outcome.table(
-        f"bytes received per worker and step, {ENTRIES:,} entries, 1 % of them sent",
-        ("method", *map(str, counts)),
-        [(method, *(f"{value:,}" for value in values)) for method, values in sizes.items()],
-    )
+    growth.tabulate(context, outcome, sizes)
     outcome.figures["loss"] = lines(
         {k: (range(1, len(v["losses"]) + 1), v["losses"]) for k, v in found.items()}, "step", "loss"
     )
