@@ -16,10 +16,14 @@ STEPS = 50
 
 def measure(size: int, methods: tuple[str, ...], steps: int) -> list[dict[str, dict[str, int]]]:
     """What every rank reports, each rank in a host of its own."""
-    worker = str(Path(__file__).with_name("kernel_bytes_worker.py"))
+    return reports(Path(__file__).with_name("kernel_bytes_worker.py"), size, str(steps), *methods)
+
+
+def reports(worker: Path, size: int, *arguments: str) -> list[dict[str, dict[str, int]]]:
+    """The last line that this script prints on each of `size` hosts."""
     with namespaces.network(size) as hosts:
         processes = [
-            host.start([sys.executable, worker, str(rank), str(size), hosts[0].address, str(steps), *methods])
+            host.start([sys.executable, str(worker), str(rank), str(size), hosts[0].address, *arguments])
             for rank, host in enumerate(hosts)
         ]
         results = []

@@ -1,11 +1,10 @@
 """The server's meter against the kernel: bytes that really cross its network interface."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.test_kernel_bytes import reports
 from thinwire.lab import namespaces
 
 VARIANTS = ("full", "paper", "centered", "sparse")
@@ -15,17 +14,7 @@ def test_the_servers_interface_carries_what_the_meter_says():
     reason = namespaces.unavailable()
     if reason:
         pytest.skip(reason)
-    worker = str(Path(__file__).with_name("kernel_bytes_worker.py"))
-    with namespaces.network(3) as hosts:
-        processes = [
-            host.start([sys.executable, worker, str(rank), "3", hosts[0].address, *VARIANTS])
-            for rank, host in enumerate(hosts)
-        ]
-        results = []
-        for rank, process in enumerate(processes):
-            out, err = process.communicate(timeout=150)
-            assert process.returncode == 0, f"rank {rank}: {err[-2000:]}"
-            results.append(json.loads(out.splitlines()[-1]))
+    results = reports(Path(__file__).with_name("kernel_bytes_worker.py"), 3, *VARIANTS)
     for rank, by_variant in enumerate(results):
         for variant, counted in by_variant.items():
             for way in ("sent", "received"):

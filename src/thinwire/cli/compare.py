@@ -78,9 +78,10 @@ def compare(
             seeds=seeds,
             command=shlex.join(["thinwire", *sys.argv[1:]]),
         )
-        setting, _ = engine.prepare(wanted)
+        prepared = engine.prepare(wanted)
+        setting = prepared[0]
         with Live(console(stderr=True), list(wanted.methods), setting.steps, setting.measure) as live:
-            records = engine.run(wanted, out, live)
+            records = engine.run(wanted, out, live, prepared)
         summary.write_csv(out / "runs.csv", records.runs)
         _report(records, out)
     if as_json:

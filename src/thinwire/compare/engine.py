@@ -12,6 +12,7 @@ from thinwire.compare.records import Evaluation, Record, Records, Run, Setting, 
 from thinwire.compare.task import PYTORCH, RECIPES, Optimizer, Task
 from thinwire.compare.training import train
 from thinwire.errors import ConfigError
+from thinwire.lab.namespaces import Host
 from thinwire.launch import WorkerFailedError, run_local
 from thinwire.workloads import build, load
 
@@ -118,9 +119,14 @@ def prepare(wanted: Comparison) -> tuple[Setting, Task]:
     return setting, task
 
 
-def run(wanted: Comparison, out: Path, watcher: Watcher | None = None) -> Records:
+def run(
+    wanted: Comparison,
+    out: Path,
+    watcher: Watcher | None = None,
+    prepared: tuple[Setting, Task] | None = None,
+) -> Records:
     """Train with every method; `records.jsonl` in `out` has every run that has ended, should this one not."""
-    setting, task = prepare(wanted)
+    setting, task = prepared or prepare(wanted)
     out.mkdir(parents=True, exist_ok=True)
     records = Records(setting, [], [], [])
     with links.hosts_for(wanted.link, wanted.workers) as hosts:
@@ -144,7 +150,9 @@ def _write(records: Records, out: Path) -> None:
     write(out / "records.jsonl", everything)
 
 
-def _one(task: Task, workers: int, hosts: Any, records: Records, watcher: Watcher | None) -> Run:
+def _one(
+    task: Task, workers: int, hosts: Sequence[Host] | None, records: Records, watcher: Watcher | None
+) -> Run:
     """One run. What it reports is kept even if it fails."""
     steps: list[Step] = []
     looks: list[Evaluation] = []

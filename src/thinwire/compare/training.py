@@ -60,7 +60,7 @@ def train(worker: Worker, task: Task) -> dict[str, Any]:
     """Train, report every step and evaluation to the parent, and return what the run was like."""
     data = load(task.data)
     model = build(task.model, data, task.seed, task.hidden)
-    compute = calibrate(worker, model, data, task)
+    compute = calibrate(model, data, task)
     entrant = enter(model, task)
     before = interface_bytes()
     entrant.base = before or (0, 0)
@@ -105,12 +105,10 @@ def train(worker: Worker, task: Task) -> dict[str, Any]:
 def _bring_together(entrant: Entrant, watch: Watch) -> None:
     """Replicas that may differ are averaged once more before the last look, on the clock."""
     session = entrant.session
-    begin = time.perf_counter()
-    if session is None:
-        return
-    if session.reconcile_every is not None:
+    if session is not None and session.reconcile_every is not None:
+        begin = time.perf_counter()
         session.reconcile()
-    watch.total += time.perf_counter() - begin
+        watch.total += time.perf_counter() - begin
 
 
 def _look(worker: Worker, entrant: Entrant, data: Dataset, task: Task, step: int, watch: Watch) -> str | None:
@@ -166,7 +164,7 @@ def _result(entrant: Entrant, watch: Watch, steps: int, compute: float) -> dict[
     }
 
 
-def calibrate(worker: Worker, model: nn.Module, data: Dataset, task: Task) -> float:
+def calibrate(model: nn.Module, data: Dataset, task: Task) -> float:
     """Seconds of a step that nobody communicates in, measured while all workers are at it."""
     alone = copy.deepcopy(model)
     optimizer = _optimizer(alone, task)
@@ -180,7 +178,6 @@ def calibrate(worker: Worker, model: nn.Module, data: Dataset, task: Task) -> fl
         optimizer.step()
         seconds.append(time.perf_counter() - begin)
     dist.barrier()
-    del worker
     return statistics.median(seconds[2:])
 
 

@@ -37,7 +37,25 @@ def truth_of(epsilon: float) -> float:
 
 
 @dataclass(frozen=True)
-class HadamardResponse(Coded):
+class _Private(Coded):
+    """What both protocols with local privacy have."""
+
+    domain: int
+    epsilon: float
+    private_coins: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_domain(self.domain)
+        check_epsilon(self.epsilon)
+
+    @property
+    def contrast(self) -> float:
+        """c = (e^epsilon - 1) / (e^epsilon + 1)."""
+        return math.tanh(self.epsilon / 2.0)
+
+
+@dataclass(frozen=True)
+class HadamardResponse(_Private):
     """Hadamard response: a message is epsilon-locally private, whoever reads it.
 
     K is the smallest power of two above the domain. A player with sample x sends a column y that is uniform
@@ -57,14 +75,6 @@ class HadamardResponse(Coded):
     is the variant for small epsilon.
     """
 
-    domain: int
-    epsilon: float
-    private_coins: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-        check_epsilon(self.epsilon)
-
     @property
     def size(self) -> int:
         return power_of_two(self.domain + 1)
@@ -72,10 +82,6 @@ class HadamardResponse(Coded):
     @property
     def bits_per_message(self) -> int:
         return bits_for(self.size)
-
-    @property
-    def contrast(self) -> float:
-        return math.tanh(self.epsilon / 2.0)
 
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         other = np.uint64(mix64(int(key) ^ SPLIT_STEP))
@@ -99,7 +105,7 @@ class HadamardResponse(Coded):
 
 
 @dataclass(frozen=True)
-class OneBitHadamard(Coded):
+class OneBitHadamard(_Private):
     """One-bit Hadamard: player i sends H[i mod K, x], turned around with probability 1 / (1 + e^epsilon).
 
     Epsilon-locally private with one bit and no public coin. With c = (e^epsilon - 1) / (e^epsilon + 1) and a
@@ -112,14 +118,6 @@ class OneBitHadamard(Coded):
     Reference: Acharya, Sun 2019. Differences from the paper: none known.
     """
 
-    domain: int
-    epsilon: float
-    private_coins: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-        check_epsilon(self.epsilon)
-
     @property
     def bits_per_message(self) -> int:
         return 1
@@ -131,10 +129,6 @@ class OneBitHadamard(Coded):
     @property
     def smallest(self) -> int:
         return self.rows
-
-    @property
-    def contrast(self) -> float:
-        return math.tanh(self.epsilon / 2.0)
 
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         kernels.hadamard_codes(x, first, 0, self.rows, out)
