@@ -234,7 +234,11 @@ class Counts:
 
     @staticmethod
     def of(state: LazyState) -> Counts:
-        clock, error, smoothness, uploads = cast("list[float]", state.counts.tolist())
+        return Counts.from_tensor(state.counts)
+
+    @staticmethod
+    def from_tensor(tensor: torch.Tensor) -> Counts:
+        clock, error, smoothness, uploads = cast("list[float]", tensor.tolist())
         return Counts(int(clock), error, smoothness, int(uploads))
 
     def to(self, tensor: torch.Tensor) -> None:

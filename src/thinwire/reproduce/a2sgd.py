@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
-from thinwire.reproduce.cohort import Cohort, Recipe, images
+from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, images
 from thinwire.reproduce.plots import lines
 from thinwire.workloads import Dataset
 from thinwire.workloads.models import evaluate
@@ -27,16 +29,32 @@ class Silent(Cohort):
         super().__init__(PUBLISHED, recipe, data)
         self.every = every
 
-    def average(self, gradients: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def average(self, gradients: Gradients) -> Gradients:
         if self.every is not None and self.steps and self.steps % self.every == 0:
             self.reconcile()
         return gradients
 
 
+class Watched(Cohort):
+    """Notes how far the exchange moves a worker's gradient: |out_i - g_i| / |g_i|, on average."""
+
+    def __init__(self, method: str, recipe: Recipe, data: Dataset) -> None:
+        super().__init__(method, recipe, data)
+        self.changes: list[float] = []
+
+    def average(self, gradients: Gradients) -> Gradients:
+        before = torch.cat([g.flatten() for g in gradients[0].values()])
+        made = super().average(gradients)
+        after = torch.cat([made[0][name].flatten() for name in gradients[0]])
+        moved = float((after - before).square().sum()) / float(before.square().sum())
+        self.changes.append(moved**0.5)
+        return made
+
+
 def _cohort(variant: str, recipe: Recipe, data: Dataset) -> Cohort:
     if variant in (ALONE, PERIODIC):
         return Silent(recipe, data, PERIOD if variant == PERIODIC else None)
-    return Cohort(variant, recipe, data)
+    return Watched(variant, recipe, data)
 
 
 def measure(variant: str, recipe: Recipe, data: Dataset, looks: int) -> dict[str, Any]:
@@ -57,7 +75,12 @@ def measure(variant: str, recipe: Recipe, data: Dataset, looks: int) -> dict[str
                 }
             )
     spent = cohort.spent()
-    return {"curve": curve, "sent": spent.sent_bytes / recipe.steps}
+    changes = cohort.changes if isinstance(cohort, Watched) else [0.0]
+    return {
+        "curve": curve,
+        "sent": spent.sent_bytes / recipe.steps,
+        "change": sum(changes) / len(changes),
+    }
 
 
 def run(context: Context) -> Outcome:
@@ -75,20 +98,22 @@ def run(context: Context) -> Outcome:
     found: dict[str, dict[str, Any]] = {}
     for number, variant in enumerate(VARIANTS):
         context.progress(variant, number, len(VARIANTS))
-        key = recipe.key(variant, data)
+        key = f"{recipe.key(variant, data)}, change noted"
         found[variant] = context.once(key, lambda v=variant: measure(v, recipe, data, 12))
     last = {variant: found[variant]["curve"][-1] for variant in VARIANTS}
     outcome = Outcome()
     outcome.table(
         f"{data.name}, {recipe.workers} workers, {recipe.steps} steps: test accuracy of one replica (mean "
-        "over the replicas), of the mean of all replicas, their spread, and bytes sent per worker and step",
-        ("method", "one replica", "averaged", "spread", "sent"),
+        "over the replicas), of the mean of all replicas, their spread, how far the exchange moves a "
+        "worker's gradient, |out - g| / |g|, and bytes sent per worker and step",
+        ("method", "one replica", "averaged", "spread", "moved by", "sent"),
         [
             (
                 variant,
                 f"{100 * last[variant]['single']:.2f} %",
                 f"{100 * last[variant]['mean']:.2f} %",
                 f"{last[variant]['spread']:.4f}",
+                f"{100 * found[variant]['change']:.1f} %",
                 f"{found[variant]['sent']:,.0f}",
             )
             for variant in VARIANTS
@@ -124,7 +149,9 @@ def run(context: Context) -> Outcome:
             f"{gained:+.2f} points over no communication, spread {own['spread']:.3f} against "
             f"{alone['spread']:.3f}",
             (gained > 0.3) if judge else None,
-            "the means of n entries differ between workers by about 1/sqrt(n): what is exchanged is nearly 0",
+            f"it moves a gradient by {100 * found[PUBLISHED]['change']:.1f} % of its length, a mean of all by "
+            f"{100 * found[DENSE]['change']:.0f} %: two means over so many entries hardly differ from "
+            "worker to worker",
         ),
     ]
     outcome.notes.append(

@@ -9,7 +9,7 @@ import torch
 
 from thinwire.methods import LASG, same_batch
 from thinwire.optimize import Descent, Objective, lazy_gd
-from thinwire.parts.lazy import Coder
+from thinwire.parts.lazy import Coder, Counts, Lazy
 from thinwire.reproduce import lag
 from thinwire.reproduce.base import Claim, Context, Outcome, Reproduction
 from thinwire.reproduce.cohort import Cohort, Gradients, Recipe, images
@@ -37,6 +37,7 @@ STOCHASTIC = (
     "lasg(bits=8)",
 )
 AVERAGED_STEPS = 20
+WORKERS = 8
 
 
 # -- full gradients ----------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def train(method: str, goal: _Goal, data: Dataset) -> dict[str, Any]:
         if number % 10 == 0:
             curve.append((bits, smooth))
         if reached is None and len(recent) == AVERAGED_STEPS and smooth < goal.loss:
-            reached = {"steps": number, "bits": bits}
+            reached = {"steps": number, "bits": bits, **_uploads(cohort)}
     meters = cohort.network.meters
     return {
         "reached": reached,
@@ -140,6 +141,19 @@ def train(method: str, goal: _Goal, data: Dataset) -> dict[str, Any]:
         "bits": 8.0 * sum(meter.payload_bytes for meter in meters),
         "sent": sum(meter.sent_bytes for meter in meters) / recipe.steps / recipe.workers,
     }
+
+
+def _uploads(cohort: Cohort) -> dict[str, float]:
+    """How many uploads there were, and the bits of their codes alone: what the papers count."""
+    exchange = cohort.exchange
+    if not isinstance(exchange, Lazy):
+        return {}
+    numbers = [parameter.numel() for parameter in cohort.models[0].parameters()]
+    coder = Coder(exchange.upload_bits, tuple(numbers))
+    known = [session.states.entries() for session in cohort.sessions]
+    counts = [fields["counts"] for own in known for fields in own.values() if "counts" in fields]
+    uploads = sum(Counts.from_tensor(each).uploads for each in counts)
+    return {"uploads": uploads, "uploaded_bits": 8.0 * uploads * coder.payload_bytes(sum(numbers))}
 
 
 # -- the reproduction --------------------------------------------------------------------------------------
@@ -217,17 +231,17 @@ def _stochastic(context: Context, outcome: Outcome, methods: tuple[str, ...], do
     data = images(context)
     recipe = Recipe(
         "mlp",
-        workers=3 if context.quick else 8,
+        workers=3 if context.quick else WORKERS,
         steps=40 if context.quick else 400,
         batch=64,
         learning_rate=0.1,
         hidden=(32,) if context.quick else (200,),
     )
-    goal = _Goal(recipe, 2.0 if context.quick else 0.25)
+    goal = _Goal(recipe, 2.25 if context.quick else 0.25)
     found: dict[str, dict[str, Any]] = {}
     for number, method in enumerate(methods):
         context.progress(f"{data.name}, {method}", done + number, total)
-        key = f"{recipe.key(method, data)} below {goal.loss}"
+        key = f"{recipe.key(method, data)} below {goal.loss}, uploads counted"
         found[method] = context.once(key, lambda m=method: train(m, goal, data))
     plain = found["dense"]["reached"]
     rows: list[tuple[str, ...]] = []
@@ -240,6 +254,8 @@ def _stochastic(context: Context, outcome: Outcome, methods: tuple[str, ...], do
                 f"{reached['steps']:,}" if reached else f"not in {recipe.steps}",
                 f"{reached['bits']:.3g}" if reached else "-",
                 share,
+                f"{reached['uploads']:,}" if reached and "uploads" in reached else "",
+                f"{reached['uploaded_bits']:.3g}" if reached and "uploads" in reached else "",
                 f"{100 * value['accuracy']:.2f} %",
                 f"{value['sent']:,.0f}",
             )
@@ -247,7 +263,16 @@ def _stochastic(context: Context, outcome: Outcome, methods: tuple[str, ...], do
     outcome.table(
         f"{data.name}, {recipe.workers} workers, batches of {recipe.batch}: until the mean training loss of "
         f"{AVERAGED_STEPS} steps is below {goal.loss:g}, and accuracy after {recipe.steps} steps",
-        ("method", "steps", "bits handed over", "of dense", "accuracy", "sent per worker and step"),
+        (
+            "method",
+            "steps",
+            "bits handed over",
+            "of dense",
+            "uploads",
+            "bits of uploads",
+            "accuracy",
+            "sent per worker and step",
+        ),
         rows,
     )
     outcome.figures["training loss against bits"] = lines(
@@ -265,18 +290,24 @@ def _stochastic(context: Context, outcome: Outcome, methods: tuple[str, ...], do
 
 
 def _claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
-    counted = "the records count uploads only; here the sum that comes back counts as well"
     claims: list[Claim] = []
-    for method, other, note in (
-        ("slaq(bits=4)", "dense", ""),
-        ("slaq(bits=4)", "qsgd(bits=4)", counted),
-        ("lasg", "dense", ""),
-    ):
+    for method, other in (("slaq(bits=4)", "dense"), ("slaq(bits=4)", "qsgd(bits=4)"), ("lasg", "dense")):
         mine, theirs = found[method]["reached"], found[other]["reached"]
-        holds = bool(mine and theirs and mine["bits"] < theirs["bits"])
-        ours = f"{mine['bits']:.3g} against {theirs['bits']:.3g}" if mine and theirs else "loss not reached"
-        what = f"{method} needs fewer bits than {other}"
-        claims.append(Claim(what, "fewer (authors' records)", ours, holds, note))
+        what = f"{method} needs fewer bits than {other}, uploads counted"
+        if not (mine and theirs):
+            claims.append(Claim(what, "fewer (authors' records)", "loss not reached", False))
+            continue
+        skipped = 100 * (1 - mine["uploads"] / mine["steps"] / WORKERS)
+        claims.append(
+            Claim(
+                what,
+                "fewer (authors' records)",
+                f"{mine['uploaded_bits']:.3g} against {theirs['bits']:.3g}; {skipped:.0f} % left out",
+                mine["uploaded_bits"] < theirs["bits"],
+                f"with the float32 sum that comes back: {mine['bits']:.3g}, "
+                f"{mine['bits'] / theirs['bits']:.2f} of {other}'s",
+            )
+        )
     return claims
 
 

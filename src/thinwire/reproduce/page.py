@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,11 @@ def _claims(outcome: Outcome) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
-    lines = [f"| {' | '.join(table.header)} |", "|" + "---|" * len(table.header)]
-    return lines + [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in table.rows]
+    return [_row(table.header), "|" + "---|" * len(table.header), *map(_row, table.rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def write_plots(path: Path, title: str, figures: Mapping[str, Any], outcome: Outcome | None = None) -> None:

@@ -31,40 +31,14 @@ HEADLINE = (
     "spasgd(groups=8)",
 )
 WITHIN_POINTS = 0.3
-SPEED_UP = ("localsgd(every=1)", "pqasgd(every=2, bits=8)")
-FULL = "localsgd(every=1)"
+FULL, TWO_STEPS = "localsgd(every=1)", "localsgd(every=2)"
 # Times sqrt(M / K): stable in the shortest run with most workers, and past the start in the slowest.
 STEP_SIZE = 0.6
-# Kept in exponents of M K: the theory has -1/2, a run without speed-up in M would be far flatter.
-SLOPE = (-0.65, -0.35)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A method inside or outside of what the analysis asks for."""
-
-    method: str
-    inside: bool
-    why: str
-    sorted_labels: bool = False
-
-
-def settings(bound: float) -> tuple[Setting, ...]:
-    """`bound` is K^(1/4) M^(-3/4); the quantiser's q is measured on Gaussian numbers."""
-    allowed = f"p of the order of {bound:.1f} is allowed"
-    fine, coarse, wild = QSGD(bits=8), QSGD(bits=2), QSGD(bits=2, norm="l2", bucket=65_536)
-    return (
-        Setting("spasgd(groups=2)", True, allowed),
-        Setting("spasgd(groups=4)", True, allowed),
-        Setting("spasgd(groups=512)", False, allowed),
-        Setting("spasgd(groups=2)", True, allowed, True),
-        Setting("spasgd(groups=512)", False, allowed, True),
-        Setting("pqasgd(every=2, bits=8)", True, f"{_q(fine)}; {allowed}"),
-        Setting("pqasgd(every=512, bits=8)", False, f"{_q(fine)}; {allowed}", True),
-        Setting(_quantised(fine), True, _q(fine)),
-        Setting(_quantised(coarse), True, _q(coarse)),
-        Setting(_quantised(wild), False, f"{_q(wild)}, not O(1)"),
-    )
+# The theory bounds the exponent of M K by -1/2 from above; a run without speed-up in M is far flatter.
+FLATTEST = -0.35
+# Of a ratio of gradient norms: what two runs with other batches may differ by.
+CHANCE = 1.15
+FINE, COARSE, WILD = QSGD(bits=8), QSGD(bits=2), QSGD(bits=2, norm="l2", bucket=65_536)
 
 
 def _quantised(quantiser: QSGD) -> str:
@@ -72,12 +46,56 @@ def _quantised(quantiser: QSGD) -> str:
     return str(Periodic(every=1, exchange=str(replace(quantiser, reduce="gather"))))
 
 
-def _q(quantiser: QSGD, entries: int = 2**18) -> str:
-    """E ||Q(v) - v||^2 / ||v||^2."""
+# Inside of the conditions, except for the last.
+SPEED_UP = {
+    "full communication": FULL,
+    "two local steps": TWO_STEPS,
+    "spasgd(groups=2)": "spasgd(groups=2)",
+    "quantised SGD, 2 bits": _quantised(COARSE),
+    "pqasgd(every=2, bits=8)": "pqasgd(every=2, bits=8)",
+    "outside: 2 bits, one norm for 65,536 entries": _quantised(WILD),
+}
+OUTSIDE = list(SPEED_UP)[-1]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method inside or outside of what the analysis asks for.
+
+    `allowed` is what the analysis lets the leading term grow by: 1 + q for a quantiser.
+    """
+
+    method: str
+    inside: bool
+    why: str
+    sorted_labels: bool = False
+    allowed: float = 1.0
+
+
+def settings(bound: float) -> tuple[Setting, ...]:
+    """`bound` is K^(1/4) M^(-3/4); the quantiser's q is measured on Gaussian numbers."""
+    allowed = f"p of the order of {bound:.1f} is allowed"
+    fine, coarse, wild = quantiser_loss(FINE), quantiser_loss(COARSE), quantiser_loss(WILD)
+    return (
+        Setting("spasgd(groups=2)", True, allowed),
+        Setting("spasgd(groups=4)", True, allowed),
+        Setting("spasgd(groups=512)", False, allowed),
+        Setting("spasgd(groups=2)", True, allowed, True),
+        Setting("spasgd(groups=512)", False, allowed, True),
+        Setting("pqasgd(every=2, bits=8)", True, f"q = {fine:.2g}; {allowed}"),
+        Setting("pqasgd(every=512, bits=8)", False, f"q = {fine:.2g}; {allowed}", True),
+        Setting(_quantised(FINE), True, f"q = {fine:.2g}", allowed=1 + fine),
+        Setting(_quantised(COARSE), True, f"q = {coarse:.2g}", allowed=1 + coarse),
+        Setting(_quantised(WILD), False, f"q = {wild:.2g}, not O(1)"),
+    )
+
+
+def quantiser_loss(quantiser: QSGD, entries: int = 2**18) -> float:
+    """q = E ||Q(v) - v||^2 / ||v||^2."""
     v = torch.randn(entries, generator=torch.Generator().manual_seed(7))
     decoded = torch.empty_like(v)
     quantiser.decode_mean([quantiser.encode(v, seed=11)], decoded)
-    return f"q = {float((decoded - v).square().sum() / v.square().sum()):.2g}"
+    return float((decoded - v).square().sum() / v.square().sum())
 
 
 # -- what is measured --------------------------------------------------------------------------------------
@@ -288,24 +306,17 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
     rows: list[tuple[str, ...]] = []
     curves: dict[str, Any] = {}
     slopes: dict[str, float] = {}
-    gains: dict[str, float] = {}
-    for method in SPEED_UP:
-        name = "full communication" if method == FULL else method
-        points: list[tuple[float, float]] = []
-        by_workers: dict[tuple[int, int], float] = {}
+    squares: dict[tuple[str, int, int], float] = {}
+    for name, method in SPEED_UP.items():
         for workers in work.workers:
-            cells: list[str] = []
             for steps in work.lengths:
                 found = work.point(method, workers, steps)
-                by_workers[workers, steps] = found["mean_square"]
-                points.append((workers * steps, found["mean_square"]))
-                cells.append(f"{found['mean_square']:.4f}")
+                squares[name, workers, steps] = found["mean_square"]
                 if steps == work.lengths[-1]:
                     curves[f"{name}, M = {workers}"] = (found["steps"], found["losses"])
+            cells = [f"{squares[name, workers, steps]:.4f}" for steps in work.lengths]
             rows.append((name, str(workers), *cells))
-        slopes[name] = slope(points)
-        longest = work.lengths[-1]
-        gains[name] = by_workers[work.workers[-1], longest] / by_workers[1, longest]
+        slopes[name] = slope([(w * k, value) for (n, w, k), value in squares.items() if n == name])
     outcome.table(
         f"mean squared gradient norm at the replicas' mean, batches of {work.small.batch} a worker, step "
         f"size {STEP_SIZE} sqrt(M / K)",
@@ -315,17 +326,23 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
     outcome.figures[f"Loss against the step K, step size {STEP_SIZE} sqrt(M / K)"] = lines(
         curves, "K", "training loss"
     )
-    most = work.workers[-1]
-    ours = ", ".join(
-        f"{name}: exponent {value:.2f}, {gains[name]:.2f} times as much with {most} workers as with 1"
-        for name, value in slopes.items()
+    longest, most = work.lengths[-1], work.workers[-1]
+    inside = {name: value for name, value in slopes.items() if name != OUTSIDE}
+    told = "; ".join(
+        f"{name} {value:.2f} ({squares[name, most, longest] / squares[name, 1, longest]:.2f})"
+        for name, value in inside.items()
     )
+    shortest = work.lengths[0]
+    halved = squares["two local steps", most, shortest] / squares["full communication", most, shortest]
     outcome.claims.append(
         Claim(
             "linear speed-up: the gradient norm falls as (M K)^(-1/2)",
-            f"-0.5, hence {most**-0.5:.2f} times as much with {most} workers",
-            ours,
-            work.verdict(all(SLOPE[0] <= value <= SLOPE[1] for value in slopes.values())),
+            f"O((M K)^-0.5), hence at most about {most**-0.5:.2f} times as much with {most} workers",
+            f"exponent, and what {most} workers have of one's: {told}",
+            work.verdict(all(value <= FLATTEST for value in inside.values())),
+            f"the outside one: {slopes[OUTSIDE]:.2f}. Two local steps alone, nothing quantised, fall faster: "
+            f"with {most} workers and {shortest} steps, the longest steps of all, the norm at the mean is "
+            f"{halved:.2f} of full communication's, at such small batches",
         )
     )
 
@@ -353,16 +370,18 @@ def _conditions(work: _Run, outcome: Outcome) -> None:
         ],
     )
     for kind, label in (("spasgd", "SPA-SGD"), ("periodic", "quantised SGD")):
-        inside = [ratio for setting, ratio in ratios if setting.inside and setting.method.startswith(kind)]
-        outside = [
-            ratio for setting, ratio in ratios if not setting.inside and setting.method.startswith(kind)
-        ]
+        own = [(setting, ratio) for setting, ratio in ratios if setting.method.startswith(kind)]
+        inside = [ratio for setting, ratio in own if setting.inside]
+        outside = [ratio for setting, ratio in own if not setting.inside]
+        kept = all(ratio <= CHANCE * setting.allowed for setting, ratio in own if setting.inside)
+        coarsest = max(setting.allowed for setting, _ in own if setting.inside)
         outcome.claims.append(
             Claim(
                 f"{label} keeps the rate if it is configured properly, and only then",
                 "O(1/sqrt(MK)) inside of the conditions (abstract; constants not recovered)",
                 f"inside: {_range(inside)} of full communication's gradient norm; outside: {_range(outside)}",
-                work.verdict(max(inside) < 1.15 < max(outside) and max(inside) < min(outside)),
+                work.verdict(kept and min(outside) > 2 * max(inside)),
+                f"the analysis allows 1 + q, {coarsest:.1f} with the coarsest" if coarsest > 1 else "",
             )
         )
 

@@ -127,8 +127,8 @@ def run(context: Context) -> Outcome:
     recipe = Recipe("mlp", workers=4, steps=400, hidden=(200, 100), batch=16, learning_rate=0.01)
     _study(context, outcome, images, recipe, cells(momenta=(False, True)))
     colours = cifar10(context.data / "cifar10")
-    small = Recipe("resnet20", workers=2, steps=150, batch=16, learning_rate=0.02)
-    _study(context, outcome, colours, small, cells(momenta=(False,)), test_rows=2000)
+    small = Recipe("resnet20", workers=4, steps=400, batch=8, learning_rate=0.02, decay_at=0.75)
+    _study(context, outcome, colours, small, cells(momenta=(False, True)), test_rows=4000)
     return outcome
 
 
