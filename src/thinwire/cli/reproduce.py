@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from thinwire.reproduce import Outcome, Reproduction
 
 
+PAGE = Path("docs/reproductions.md")
+PICTURE = "picture.svg"
+
+
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which one, or `all`; without a name they are listed.")] = "",
     data: Annotated[Path | None, typer.Option(help="The folder with the datasets.")] = None,
@@ -24,7 +28,13 @@ def reproduce(
     finished: Annotated[
         bool, typer.Option("--finished", help="Run nothing: show what earlier runs have found.")
     ] = False,
-    page: Annotated[Path | None, typer.Option(help="Write all outcomes to this Markdown file, too.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write all outcomes to this Markdown file, pictures beside it; for a full run of `all` "
+            f"{PAGE}, if nothing else is said."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Run a paper's central claim again: its figure, ours, and the verdict side by side."""
@@ -52,17 +62,41 @@ def reproduce(
     if as_json:
         record = {each: outcome.to_json() for each, (_, outcome) in outcomes.items()}
         console().print_json(json.dumps(record))
+    if page is None and name == "all" and not quick:
+        page = PAGE
     if page is not None:
-        from thinwire.reproduce.page import markdown
+        _write_page(page, name, outcomes, quick, finished, out)
 
-        page.parent.mkdir(parents=True, exist_ok=True)
-        flags = " --quick" * quick + " --finished" * finished
-        page.write_text(markdown(outcomes, f"thinwire reproduce {name} --data DATA{flags} --page {page}"))
+
+def _write_page(
+    page: Path,
+    name: str,
+    outcomes: dict[str, tuple[Reproduction, Outcome]],
+    quick: bool,
+    finished: bool,
+    out: Path,
+) -> None:
+    """The page, and a folder of the same name with a picture of each reproduction."""
+    from thinwire.reproduce.page import markdown
+
+    folder = page.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, str] = {}
+    for each in outcomes:
+        drawn = _folder(each, quick, out) / PICTURE
+        if drawn.is_file():
+            (folder / f"{each}.svg").write_text(drawn.read_text())
+            pictures[each] = f"{folder.name}/{each}.svg"
+    flags = " --quick" * quick + " --finished" * finished
+    command = f"thinwire reproduce {name} --data DATA{flags}"
+    command += "" if page == PAGE and name == "all" else f" --page {page}"
+    page.write_text(markdown(outcomes, command, pictures))
 
 
 def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, out: Path) -> Outcome:
     from thinwire.reproduce import Context
     from thinwire.reproduce.page import write_plots
+    from thinwire.reproduce.picture import svg
 
     done = 0
     with progress(None) as advance:
@@ -77,11 +111,18 @@ def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, 
     (context.folder / "outcome.json").write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
     if outcome.figures:
         write_plots(context.folder / "plots.html", reproduction.title, outcome.figures, outcome)
+        drawn = svg(*next(iter(outcome.figures.items())))
+        if drawn is not None:
+            (context.folder / PICTURE).write_text(drawn)
     return outcome
 
 
+def _folder(name: str, quick: bool, out: Path) -> Path:
+    return out / (f"{name}-quick" if quick else name)
+
+
 def _outcome_file(name: str, quick: bool, out: Path) -> Path:
-    return out / (f"{name}-quick" if quick else name) / "outcome.json"
+    return _folder(name, quick, out) / "outcome.json"
 
 
 def _read(name: str, quick: bool, out: Path) -> Outcome:

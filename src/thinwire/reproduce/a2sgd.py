@@ -149,7 +149,7 @@ def run(context: Context) -> Outcome:
             f"{gained:+.2f} points over no communication, spread {own['spread']:.3f} against "
             f"{alone['spread']:.3f}",
             (gained > 0.3) if judge else None,
-            f"it moves a gradient by {100 * found[PUBLISHED]['change']:.1f} % of its length, a mean of all by "
+            f"it moves a gradient by {100 * found[PUBLISHED]['change']:.1f} % of its length, a full mean by "
             f"{100 * found[DENSE]['change']:.0f} %: two means over so many entries hardly differ from "
             "worker to worker",
         ),

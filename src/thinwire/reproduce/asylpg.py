@@ -109,6 +109,7 @@ def run(context: Context) -> Outcome:
 def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> None:
     worst = 0.0
     savings: dict[tuple[str, str, float], float | None] = {}
+    figures: dict[str, Any] = {}
     for name, one in found.items():
         rows: list[Sequence[str]] = []
         least, full = one["least"], one["runs"][FULL]
@@ -141,9 +142,10 @@ def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> 
             )
             for label, own in one["runs"].items()
         }
-        outcome.figures[f"{name}: gap over bits"] = lines(
+        figures[f"{name}: gap over bits"] = lines(
             curves, "Mbit, both ways", "gap", log_x=True, log_y=True, markers=True
         )
+    outcome.figures |= dict(reversed(figures.items()))
     outcome.claims.append(
         Claim(
             "every algorithm converges linearly, to a gap of 1e-10 and below",

@@ -46,7 +46,7 @@ class Table:
 
 @dataclass
 class Outcome:
-    """What a reproduction found. `figures` are Plotly figures by title."""
+    """What a reproduction found. `figures` are Plotly figures by title, the first is shown on the page."""
 
     claims: list[Claim] = field(default_factory=list[Claim])
     tables: list[Table] = field(default_factory=list[Table])

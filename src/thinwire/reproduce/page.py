@@ -11,8 +11,12 @@ from thinwire.reproduce.base import Outcome, Reproduction, Table
 PLOT_HEIGHT = 440
 
 
-def markdown(outcomes: Mapping[str, tuple[Reproduction, Outcome]], command: str) -> str:
-    """The page of all reproductions."""
+def markdown(
+    outcomes: Mapping[str, tuple[Reproduction, Outcome]],
+    command: str,
+    pictures: Mapping[str, str] | None = None,
+) -> str:
+    """The page of all reproductions; `pictures` are addresses, as seen from the page."""
     lines = ["# The papers, reproduced", "", f"Made by `{command}`; do not edit.", ""]
     lines += ["| reproduction | claims | hold | do not hold | not judged |", "|---|---|---|---|---|"]
     for name, (_, outcome) in outcomes.items():
@@ -22,6 +26,8 @@ def markdown(outcomes: Mapping[str, tuple[Reproduction, Outcome]], command: str)
     for name, (reproduction, outcome) in outcomes.items():
         lines += ["", f"## {name}", "", f"{reproduction.title}. {reproduction.paper}", ""]
         lines += _claims(outcome)
+        if pictures is not None and name in pictures:
+            lines += ["", f"![{reproduction.title}]({pictures[name]})"]
         for table in outcome.tables:
             lines += ["", f"**{table.title}**", "", *_table(table)]
         for note in outcome.notes:

@@ -323,6 +323,14 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
         ("", "M", *(f"K = {steps}" for steps in work.lengths)),
         rows,
     )
+    outcome.figures["Mean squared gradient norm against M K"] = lines(
+        {name: _by_product({k[1:]: v for k, v in squares.items() if k[0] == name}) for name in SPEED_UP},
+        "workers times steps, M K",
+        "mean squared gradient norm",
+        log_x=True,
+        log_y=True,
+        markers=True,
+    )
     outcome.figures[f"Loss against the step K, step size {STEP_SIZE} sqrt(M / K)"] = lines(
         curves, "K", "training loss"
     )
@@ -345,6 +353,16 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
             f"{halved:.2f} of full communication's, at such small batches",
         )
     )
+
+
+def _by_product(squares: dict[tuple[int, int], float]) -> tuple[list[int], list[float]]:
+    """Over M K; several with the same product are averaged."""
+    products = sorted({workers * steps for workers, steps in squares})
+    means: list[float] = []
+    for product in products:
+        same = [value for (workers, steps), value in squares.items() if workers * steps == product]
+        means.append(math.exp(sum(map(math.log, same)) / len(same)))
+    return products, means
 
 
 def _conditions(work: _Run, outcome: Outcome) -> None:

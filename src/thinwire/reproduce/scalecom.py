@@ -127,6 +127,9 @@ def run(context: Context) -> Outcome:
     _likeness(context, outcome, alike)
     _constant(context, outcome, sizes)
     _filter(context, outcome, {how: runs[how] for how in (big, steep)})
+    outcome.figures["loss"] = lines(
+        {k: (range(1, len(v["losses"]) + 1), v["losses"]) for k, v in runs[recipe].items()}, "step", "loss"
+    )
     return outcome
 
 
@@ -148,9 +151,6 @@ def _accuracy(
             )
             for label, one in found.items()
         ],
-    )
-    outcome.figures["loss"] = lines(
-        {k: (range(1, len(v["losses"]) + 1), v["losses"]) for k, v in found.items()}, "step", "loss"
     )
 
     def behind(label: str, look: int) -> float:
@@ -285,7 +285,7 @@ def _filter(context: Context, outcome: Outcome, wide: dict[Recipe, dict[str, dic
             f"judged at a step size of {mild.learning_rate:g}, with which dense reaches "
             f"{100 * calm['dense']['accuracy']:.1f} %: what is owed comes back after {1 / KEPT / 0.1:,.0f} "
             f"steps instead of {1 / KEPT:,.0f}, which costs more than the noise it filters. At "
-            f"{steep.learning_rate:g}, too much for dense ({100 * wild['dense']['accuracy']:.1f} %), a filter "
+            f"{steep.learning_rate:g}, too long for dense ({100 * wild['dense']['accuracy']:.1f} %), it "
             f"is worth {gain(0.3):+.2f} points with 0.3 and {gain(0.1):+.2f} with 0.1",
         )
     )

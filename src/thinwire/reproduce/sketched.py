@@ -167,6 +167,20 @@ def _accuracy(
             for label, one in found.items()
         ],
     )
+    outcome.figures["Test accuracy against compression, as the paper counts it"] = lines(
+        {
+            "dense": (RATES, [dense["accuracy"]] * len(RATES)),
+            "sketched": (RATES, [found[f"sketched {rate}x"]["accuracy"] for rate in RATES]),
+            "own top-k, the same k": (
+                RATES,
+                [found[f"own top-k, the same k as {rate}x"]["accuracy"] for rate in RATES],
+            ),
+        },
+        "times less data",
+        "accuracy",
+        log_x=True,
+        markers=True,
+    )
     outcome.figures["loss"] = lines(
         {k: (range(1, len(v["losses"]) + 1), v["losses"]) for k, v in found.items()}, "step", "loss"
     )
