@@ -16,6 +16,7 @@ def lines(
     log_x: bool = False,
     log_y: bool = False,
     markers: bool = False,
+    only_markers: bool = False,
 ) -> Any:
     """A Plotly figure with one line for each named curve; colours, dashes and markers tell them apart."""
     import plotly.graph_objects as go
@@ -31,7 +32,7 @@ def lines(
                 x=list(xs),
                 y=list(ys),
                 name=name,
-                mode="lines+markers" if markers else "lines",
+                mode="markers" if only_markers else "lines+markers" if markers else "lines",
                 line={"color": style.colour, "dash": style.dash, "width": style.width},
                 marker={"symbol": style.marker, "size": 7},
             )
