@@ -5,11 +5,10 @@ each counts: other processes only ever add to a time. With one thread it is the 
 waiting for a core does not count; with several it is the time on the clock. Below about 1e7 entries the copy
 stays in the cache and every ratio looks worse than it is.
 
-With several threads, torch's OpenMP threads go on spinning for some milliseconds after an operation, on the
-cores that a kernel's threads need next, and a thread that has slept for long wakes late. Here both wait until
-the spinning is over and have run once before they are timed: the figures are those of a steady state. Right
-after an operation of torch a kernel with several threads can take as long as with one, or longer;
-OMP_WAIT_POLICY=passive shortens that.
+With several threads, a kernel right after an operation of torch can take as long as with one thread, or
+longer; torch's OpenMP threads still spinning on the cores would explain that, and OMP_WAIT_POLICY=passive
+shortens it. Here both wait a while and run once before they are timed: the figures are those of a steady
+state.
 """
 
 import math
