@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.descriptions import Description, all_methods
+from thinwire.reproduce import find, names
 
 COMMAND = "thinwire methods --pages docs/methods --digits src/thinwire/bench/digits.json"
 NOTE = f"Made by `{COMMAND}`; do not edit."
@@ -60,10 +61,17 @@ def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
     lines += [f"- Relied on: {one.relied_on}.", f"- Bytes a step: `{one.bytes}`."]
     if one.kind == "schedule":
         lines.append("- A schedule: see [talking from time to time](../periodic.md).")
+    lines += [f"- Reproduced: {_reproductions(one.name)}."] if _reproductions(one.name) else []
     lines += ["", "```text", one.text, "```", ""]
     if one.family:
         lines += ["## The family", "", "```text", one.family, "```", ""]
     return "\n".join([*lines, *_measured(one, digits)])
+
+
+def _reproductions(method: str) -> str:
+    """Links to those that are about this method."""
+    about = [name for name in names() if method in find(name).methods]
+    return ", ".join(f"[{name}](../reproductions.md#{name})" for name in about)
 
 
 def _measured(one: Description, digits: Mapping[str, Any] | None) -> list[str]:

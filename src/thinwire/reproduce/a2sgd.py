@@ -166,4 +166,5 @@ REPRODUCTION = Reproduction(
     "Bhattacharya, Yu and Chowdhury, O(1) communication for distributed SGD through two-level gradient "
     "averaging, 2021.",
     run,
+    methods=("a2sgd",),
 )

@@ -147,8 +147,10 @@ class Reproduction:
         title: what it is about.
         paper: authors, title, venue, year.
         run: does the work.
+        methods: those of thinwire that it is about.
     """
 
     title: str
     paper: str
     run: Callable[[Context], Outcome]
+    methods: tuple[str, ...] = ()

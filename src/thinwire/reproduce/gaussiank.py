@@ -290,4 +290,5 @@ REPRODUCTION = Reproduction(
     "A threshold from two moments in place of a sort",
     "Shi, Chu, Cheung and See, Understanding top-k sparsification in distributed deep learning, 2019.",
     run,
+    methods=("gaussiank", "topk"),
 )

@@ -273,4 +273,5 @@ REPRODUCTION = Reproduction(
     "Wangni, Wang, Liu and Zhang, Gradient sparsification for communication-efficient distributed "
     "optimization, NeurIPS 2018.",
     run,
+    methods=("gspar",),
 )

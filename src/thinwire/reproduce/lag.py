@@ -309,4 +309,5 @@ REPRODUCTION = Reproduction(
     "Chen, Giannakis, Sun and Yin, LAG: lazily aggregated gradient for communication-efficient distributed "
     "learning, 2018.",
     run,
+    methods=("lag",),
 )

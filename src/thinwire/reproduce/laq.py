@@ -316,4 +316,5 @@ REPRODUCTION = Reproduction(
     "Sun, Chen, Giannakis and Yang, Communication-efficient distributed learning via lazily aggregated "
     "quantized gradients, 2019; Chen, Sun and Yin, LASG, 2020.",
     run,
+    methods=("laq", "slaq", "lasg"),
 )

@@ -426,4 +426,5 @@ REPRODUCTION = Reproduction(
         'quantized communication", NeurIPS 2018'
     ),
     run=run,
+    methods=("pqasgd", "spasgd", "localsgd"),
 )

@@ -296,4 +296,5 @@ REPRODUCTION = Reproduction(
     "Chen et al., ScaleCom: scalable sparsified gradient compression for communication-efficient distributed "
     "training, NeurIPS 2020.",
     run,
+    methods=("scalecom",),
 )

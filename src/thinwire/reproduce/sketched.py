@@ -232,4 +232,5 @@ REPRODUCTION = Reproduction(
     "Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, Communication-efficient distributed SGD with "
     "sketching, NeurIPS 2019.",
     run,
+    methods=("sketched",),
 )

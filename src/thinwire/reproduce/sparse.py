@@ -334,4 +334,5 @@ REPRODUCTION = Reproduction(
     "Sparse communication and its three key parameters",
     "Eghlidi and Jaggi, Sparse communication for training deep networks, 2020.",
     run,
+    methods=("randomblock", "randomk", "topk"),
 )

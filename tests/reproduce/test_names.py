@@ -1,0 +1,23 @@
+"""Reproductions name methods that exist, and every method's page links to its own."""
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.descriptions import all_methods
+from thinwire.pages import write_pages
+from thinwire.reproduce import find, names
+
+
+@pytest.mark.parametrize("name", names())
+def test_methods_exist(name: str) -> None:
+    assert set(find(name).methods) <= {one.name for one in all_methods()}
+
+
+def test_pages_link_to_reproductions(tmp_path: Path) -> None:
+    write_pages(tmp_path, None)
+    assert (
+        "(../reproductions.md#gaussiank), [sparse](../reproductions.md#sparse)"
+        in (tmp_path / "topk.md").read_text()
+    )
+    assert "Reproduced" not in (tmp_path / "fp16.md").read_text()
