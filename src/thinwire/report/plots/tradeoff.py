@@ -36,7 +36,7 @@ def pareto(summaries: Sequence[Summary], setting: Setting, styles: Mapping[str, 
         xaxis=decades([sent for sent, _ in places], numbers.data, "sent per worker"),
         yaxis={
             "title": {"text": measure_name(setting), "standoff": 8},
-            "tickformat": "" if setting.measure == "perplexity" else ".1%",
+            "tickformat": "" if setting.measure == "perplexity" else ".2~%",
         },
         shapes=[] if setting.target is None else [rule("y", setting.target)],
     )

@@ -140,7 +140,7 @@ def _curve_layout(
         "xaxis.type": "log" if x == "sent" else "linear",
         "xaxis.autorange": True,
         "yaxis.title.text": title,
-        "yaxis.tickformat": ".0%" if kind == "accuracy" else "",
+        "yaxis.tickformat": ".2~%" if kind == "accuracy" else "",
         "yaxis.type": "log" if logarithmic else "linear",
         "yaxis.dtick": None,
     }
