@@ -37,6 +37,8 @@ STOCHASTIC = (
     "lasg(bits=8)",
 )
 AVERAGED_STEPS = 20
+# Codes have headers of different lengths: a percent less is no saving.
+CLEARLY = 0.95
 WORKERS = 8
 
 
@@ -301,7 +303,7 @@ def _claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
     claims: list[Claim] = []
     for method, other in (("slaq(bits=4)", "dense"), ("slaq(bits=4)", "qsgd(bits=4)"), ("lasg", "dense")):
         mine, theirs = found[method]["reached"], found[other]["reached"]
-        what = f"{method} needs fewer bits than {other}"
+        what = f"{method} uploads fewer bits than {other}"
         if not (mine and theirs):
             claims.append(Claim(what, "fewer (authors' records)", "loss not reached", False))
             continue
@@ -311,7 +313,7 @@ def _claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
                 what,
                 "fewer (authors' records)",
                 f"{mine['uploaded_bits']:.3g} against {theirs['uploaded_bits']:.3g}",
-                mine["uploaded_bits"] < theirs["uploaded_bits"],
+                mine["uploaded_bits"] < CLEARLY * theirs["uploaded_bits"],
                 f"{skipped:.0f} % of the uploads are left out; {mine['steps']} steps against "
                 f"{theirs['steps']}. All that is handed over, the sum that comes back included: "
                 f"{mine['bits'] / theirs['bits']:.2f} of {other}'s",
