@@ -107,7 +107,7 @@ def test_pictures_are_svg_with_a_legend_and_few_points() -> None:
     assert text is not None
     root = ElementTree.fromstring(text)
     words = [element.text for element in root.iter() if element.tag.endswith("text")]
-    assert {"a < b", "x", "y", "first & last", "second"} <= set(words)
+    assert {"A < b", "x", "y", "first & last", "second"} <= set(words)
     paths = [element.get("d", "") for element in root.iter() if element.tag.endswith("path")]
     assert max(path.count("L") for path in paths) < MOST_POINTS
     assert svg("empty", lines({"none": ([], [])}, "x", "y")) is None

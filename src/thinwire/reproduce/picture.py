@@ -38,6 +38,7 @@ def svg(title: str, figure: Any) -> str | None:
     x = _scale([p[0] for t in traces for p in t.points], (LEFT, LEFT + PLOT_WIDTH), log_x)
     y = _scale([p[1] for t in traces for p in t.points], (TOP + PLOT_HEIGHT, TOP), log_y)
     drawn = styles([each.name for each in traces])
+    title = title[:1].upper() + title[1:]
     body = [drawing.text(24, 32, title, size=17, weight=650)]
     body += _axes(x, y, _title(figure.layout.xaxis), _title(figure.layout.yaxis))
     for each in reversed(traces):
