@@ -160,13 +160,16 @@ def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> 
         ours = ", ".join(f"{name} {_times(value)}" for name, value in each.items())
         nearest = each.get(NEAREST)
         paper = published(label)[0]
-        why = _why(found[NEAREST], label) if nearest is not None else ""
+        why = ""
+        if nearest is not None:
+            one = found[NEAREST]
+            why = _why(one, label, one["least"] + GAPS[1], LINEAR["epoch_length"])
         outcome.claims.append(
             Claim(
                 f"{label}: bits saved over full precision, to a gap of {GAPS[1]:.0e}",
                 f"{paper:g}x (real-sim, 20,958 features; from a summary)",
                 ours,
-                None if nearest is None else nearest >= paper,
+                None if nearest is None else _reached(nearest, paper),
                 f"judged on {NEAREST}, the set most like real-sim; {why}" if why else "",
             )
         )
@@ -183,17 +186,23 @@ def _spent(one: dict[str, Any], label: str) -> list[tuple[float, float]]:
     return bits_an_entry(one["runs"][label], one["size"], LINEAR["epoch_length"])
 
 
-def _why(one: dict[str, Any], label: str) -> str:
-    """What the bits are spent on, up to the last gap, in numbers."""
-    run, level = one["runs"][label], one["least"] + GAPS[1]
-    epochs = next((n for n, objective in enumerate(run["objective"]) if objective <= level), 0)
-    theirs = next((n for n, objective in enumerate(one["runs"][FULL]["objective"]) if objective <= level), 0)
-    if not epochs or not theirs:
+def _why(one: dict[str, Any], label: str, level: float, updates: int) -> str:
+    """What the bits are spent on until the objective is at most `level`, in numbers."""
+    ours, theirs = (
+        next((number for number, value in enumerate(one["runs"][each]["objective"]) if value <= level), 0)
+        for each in (label, FULL)
+    )
+    if not ours or not theirs:
         return "not reached"
-    spent = _spent(one, label)[:epochs]
+    spent = bits_an_entry(one["runs"][label], one["size"], updates)[:ours]
     (first, up), (last, _) = spent[0], spent[-1]
     way_down = f"{first:.1f}" if last < first + 1 else f"{first:.1f} in the first, {last:.1f} in the last"
-    return f"{epochs} epochs (full precision: {theirs}); bits an entry: down {way_down}, up {up:.1f}"
+    return f"{ours} epochs (full precision: {theirs}); bits an entry: down {way_down}, up {up:.1f}"
+
+
+def _reached(saved: float, paper: float) -> bool:
+    """At the precision that both are printed with."""
+    return round(saved, 1) >= round(paper, 1)
 
 
 def _network(outcome: Outcome, one: dict[str, Any], quick: bool) -> None:
@@ -221,7 +230,8 @@ def _network(outcome: Outcome, one: dict[str, Any], quick: bool) -> None:
                     f"{label}: bits saved with a three-layer network",
                     f"{paper:g}x (MNIST; from a summary)",
                     f"{_times(saved)} ({one['name']})",
-                    None if quick or saved is None else saved >= paper,
+                    None if quick or saved is None else _reached(saved, paper),
+                    _why(one, label, level, NETWORK["epoch_length"]),
                 )
             )
     outcome.table(
