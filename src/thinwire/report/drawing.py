@@ -54,10 +54,10 @@ def marker(place: tuple[float, float], style: Style, size: float) -> str:
     return f'<path d="{shape(style.marker, *place, size)}" fill="{style.colour}" stroke="#fff"/>'
 
 
-def key(x: float, y: float, style: Style) -> str:
-    """A piece of line with its marker, for a legend."""
+def key(x: float, y: float, style: Style, *, lined: bool = True) -> str:
+    """A piece of line with its marker, for a legend; the marker alone, where there are no lines."""
     stroke = f'<path d="M{x} {y}h34" stroke="{style.colour}" stroke-width="2.2"{dashes(style)}/>'
-    return stroke + marker((x + 17, y), style, 5)
+    return (stroke if lined else "") + marker((x + 17, y), style, 5)
 
 
 def dashes(style: Style) -> str:

@@ -142,7 +142,7 @@ def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> 
             )
             for label, own in one["runs"].items()
         }
-        figures[f"{name}: gap over bits"] = lines(
+        figures[f"Gap over bits, {name}"] = lines(
             curves, "Mbit, both ways", "gap", log_x=True, log_y=True, markers=True
         )
     outcome.figures |= dict(reversed(figures.items()))

@@ -54,7 +54,7 @@ def svg(title: str, figure: Any) -> str | None:
         row, column = divmod(number, COLUMNS)
         left, top = LEFT + column * PLOT_WIDTH // COLUMNS, first + ROW * row
         name = each.name if len(each.name) <= LONGEST_NAME else each.name[: LONGEST_NAME - 1] + "…"
-        body.append(drawing.key(left, top - 4, drawn[each.name]))
+        body.append(drawing.key(left, top - 4, drawn[each.name], lined="lines" in each.mode))
         body.append(drawing.text(left + 42, top, name, size=12))
     height = first + ROW * math.ceil(len(traces) / COLUMNS)
     return drawing.card(WIDTH, height, title, "; ".join(each.name for each in traces), body)

@@ -136,6 +136,7 @@ def run(context: Context) -> Outcome:
     colours = cifar10(context.data / "cifar10")
     small = Recipe("resnet20", workers=4, steps=400, batch=8, learning_rate=0.02, decay_at=0.75)
     _study(context, outcome, colours, small, cells(momenta=(False, True)), test_rows=4000)
+    outcome.figures = dict(reversed(outcome.figures.items()))  # the page shows the larger study
     return outcome
 
 
@@ -212,7 +213,7 @@ def _study(
             for what, values in effects.items()
         ],
     )
-    outcome.figures[f"{data.name}: accuracy against compression time"] = lines(
+    outcome.figures[f"Accuracy against compression time, {data.name}"] = lines(
         {
             rule: (
                 [1e3 * one["time"] for c, one in found.items() if c.rule == rule and not c.is_corner],
