@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli import app
+from thinwire.reproduce.pqasgd import SPEED_UP
 
 
 def test_the_quick_reproduction_runs_and_resumes(tmp_path: Path) -> None:
@@ -19,7 +20,7 @@ def test_the_quick_reproduction_runs_and_resumes(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "pqasgd-quick" / "outcome.json").read_text())
     assert len(found["claims"]) == 4
     assert all(claim["holds"] is None for claim in found["claims"]), "a smoke run judges nothing"
-    assert [len(table["rows"]) for table in found["tables"]] == [3, 6, 10]
+    assert [len(table["rows"]) for table in found["tables"]] == [3, 3 * len(SPEED_UP), 10]
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 0, again.output
     assert (tmp_path / "pqasgd-quick" / "records.jsonl").read_text() == records

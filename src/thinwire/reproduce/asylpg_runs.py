@@ -28,7 +28,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "bits_up": 3,
     },
 }
-FULL, *QUANTISED = ALGORITHMS
+FULL = "full precision"
 WORKERS = 4
 STRENGTH = 1e-3
 # Rows have length 1, so a logistic loss has smoothness L = 1/4. Sparse updates vary more: half the step.
@@ -41,28 +41,34 @@ HIDDEN = (128, 64)
 Report = Callable[[str], None]
 
 
-def linear_runs(data: str | None, name: str, epochs: int, report: Report | None = None) -> dict[str, Any]:
-    """The least objective, and every algorithm's history, on one sparse set."""
+def linear_runs(
+    data: str | None, name: str, epochs: int, algorithms: tuple[str, ...], report: Report | None = None
+) -> dict[str, Any]:
+    """The least objective, and these algorithms' histories, on one sparse set."""
     found = run_local(
         _linear_job,
         WORKERS + 1,
         data,
         name,
         epochs,
+        algorithms,
         timeout=1800.0,
         on_report=lambda rank, text: report(text) if report else None,
     )
     return found[0]
 
 
-def network_runs(data: str | None, rows: int, epochs: int, report: Report | None = None) -> dict[str, Any]:
-    """Every algorithm's history and test accuracy with a network of three layers."""
+def network_runs(
+    data: str | None, rows: int, epochs: int, algorithms: tuple[str, ...], report: Report | None = None
+) -> dict[str, Any]:
+    """These algorithms' histories and test accuracies with a network of three layers."""
     found = run_local(
         _network_job,
         WORKERS + 1,
         data,
         rows,
         epochs,
+        algorithms,
         timeout=1800.0,
         on_report=lambda rank, text: report(text) if report else None,
     )
@@ -110,13 +116,16 @@ def least_objective(matrix: Any, labels: Any) -> float:
     return float(losses.mean() + 0.5 * STRENGTH * np.dot(x, x))
 
 
-def _linear_job(worker: Worker, data: str | None, name: str, epochs: int) -> dict[str, Any] | None:
+def _linear_job(
+    worker: Worker, data: str | None, name: str, epochs: int, algorithms: tuple[str, ...]
+) -> dict[str, Any] | None:
     from thinwire.parameter_server import LinearProblem, asylpg
 
     matrix, labels = linear_set(data, name)
     problem = LinearProblem(matrix, labels)
     runs: dict[str, Any] = {}
-    for number, (label, chosen) in enumerate(ALGORITHMS.items()):
+    for number, label in enumerate(algorithms):
+        chosen = ALGORITHMS[label]
         if worker.rank == 0:
             worker.report(f"{name}: {label}")
         options = LINEAR | (LINEAR_SPARSE if chosen.get("variant") == "sparse" else {}) | chosen
@@ -132,7 +141,9 @@ def _linear_job(worker: Worker, data: str | None, name: str, epochs: int) -> dic
     }
 
 
-def _network_job(worker: Worker, data: str | None, rows: int, epochs: int) -> dict[str, Any] | None:
+def _network_job(
+    worker: Worker, data: str | None, rows: int, epochs: int, algorithms: tuple[str, ...]
+) -> dict[str, Any] | None:
     from thinwire.parameter_server import asylpg
     from thinwire.workloads import build
     from thinwire.workloads.data import digits, mnist
@@ -147,7 +158,8 @@ def _network_job(worker: Worker, data: str | None, rows: int, epochs: int) -> di
 
     runs: dict[str, Any] = {}
     size = 0
-    for number, (label, chosen) in enumerate(ALGORITHMS.items()):
+    for number, label in enumerate(algorithms):
+        chosen = ALGORITHMS[label]
         if worker.rank == 0:
             worker.report(f"{given.name}: {label}")
         model = build("mlp", given, 0, HIDDEN)

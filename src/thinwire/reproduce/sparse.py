@@ -304,6 +304,8 @@ def _judge(
             (max(abs(statistics.median(v)) for v in effects["layer by layer"].values()) > 1)
             if judge
             else None,
+            "judged by more than a point for any rule. A block of the whole model leaves most layers without "
+            "an update; as many single entries reach them all",
         ),
         Claim(
             f"{data.name}: random block performs close to dense SGD",
