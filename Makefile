@@ -22,7 +22,7 @@ lint: setup
 	$(BIN)/basedpyright --warnings
 
 # Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
-BY_THE_CLOCK := tests/failures tests/lab tests/test_links.py
+BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/lab tests/test_links.py
 
 test: lint
 	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)

@@ -59,7 +59,7 @@ def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_every_method_under_ddp() -> None:
-    assert_same_everywhere(run_local(one_bad_number, 2, timeout=90))
+    assert_same_everywhere(run_local(one_bad_number, 2, timeout=150))
 
 
 def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
@@ -87,4 +87,4 @@ def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_every_method_with_average() -> None:
-    assert_same_everywhere(run_local(one_bad_number_in_a_loop, 2, timeout=60))
+    assert_same_everywhere(run_local(one_bad_number_in_a_loop, 2, timeout=150))

@@ -62,7 +62,7 @@ def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_twenty_steps_are_ten_and_ten_under_ddp() -> None:
-    assert_same_everywhere(run_local(under_ddp, 2, timeout=90))
+    assert_same_everywhere(run_local(under_ddp, 2, timeout=150))
 
 
 def with_average(worker: Worker) -> dict[str, torch.Tensor]:
@@ -89,7 +89,7 @@ def with_average(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_twenty_steps_are_ten_and_ten_with_average() -> None:
-    assert_same_everywhere(run_local(with_average, 2, timeout=60))
+    assert_same_everywhere(run_local(with_average, 2, timeout=150))
 
 
 def out_of_step(worker: Worker) -> dict[str, str]:

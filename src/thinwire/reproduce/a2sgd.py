@@ -36,18 +36,23 @@ class Silent(Cohort):
 
 
 class Watched(Cohort):
-    """Notes how far the exchange moves a worker's gradient: |out_i - g_i| / |g_i|, on average."""
+    """Notes how much of the way to the mean of all gradients is left after the exchange.
+
+    `left` has |out_i - mean| / |g_i - mean| of the first worker, a value a step: 0 is a full mean, 1 no
+    communication.
+    """
 
     def __init__(self, method: str, recipe: Recipe, data: Dataset) -> None:
         super().__init__(method, recipe, data)
-        self.changes: list[float] = []
+        self.left: list[float] = []
 
     def average(self, gradients: Gradients) -> Gradients:
-        before = torch.cat([g.flatten() for g in gradients[0].values()])
+        flats = [torch.cat([g.flatten() for g in own.values()]) for own in gradients]
+        own, mean = flats[0], torch.stack(flats).mean(0)
         made = super().average(gradients)
         after = torch.cat([made[0][name].flatten() for name in gradients[0]])
-        moved = float((after - before).square().sum()) / float(before.square().sum())
-        self.changes.append(moved**0.5)
+        left = float((after - mean).square().sum()) / float((own - mean).square().sum())
+        self.left.append(left**0.5)
         return made
 
 
@@ -75,11 +80,11 @@ def measure(variant: str, recipe: Recipe, data: Dataset, looks: int) -> dict[str
                 }
             )
     spent = cohort.spent()
-    changes = cohort.changes if isinstance(cohort, Watched) else [0.0]
+    left = cohort.left if isinstance(cohort, Watched) else [1.0]
     return {
         "curve": curve,
         "sent": spent.sent_bytes / recipe.steps,
-        "change": sum(changes) / len(changes),
+        "left": sum(left) / len(left),
     }
 
 
@@ -98,22 +103,22 @@ def run(context: Context) -> Outcome:
     found: dict[str, dict[str, Any]] = {}
     for number, variant in enumerate(VARIANTS):
         context.progress(variant, number, len(VARIANTS))
-        key = f"{recipe.key(variant, data)}, change noted"
+        key = f"{recipe.key(variant, data)}, the way to the mean"
         found[variant] = context.once(key, lambda v=variant: measure(v, recipe, data, 12))
     last = {variant: found[variant]["curve"][-1] for variant in VARIANTS}
     outcome = Outcome()
     outcome.table(
         f"{data.name}, {recipe.workers} workers, {recipe.steps} steps: test accuracy of one replica (mean "
-        "over the replicas), of the mean of all replicas, their spread, how far the exchange moves a "
-        "worker's gradient, |out - g| / |g|, and bytes sent per worker and step",
-        ("method", "one replica", "averaged", "spread", "moved by", "sent"),
+        "over the replicas), of the mean of all replicas, their spread, how much of a gradient's "
+        "distance to the mean of all is left after the exchange, and bytes sent per worker and step",
+        ("method", "one replica", "averaged", "spread", "left", "sent"),
         [
             (
                 variant,
                 f"{100 * last[variant]['single']:.2f} %",
                 f"{100 * last[variant]['mean']:.2f} %",
                 f"{last[variant]['spread']:.4f}",
-                f"{100 * found[variant]['change']:.1f} %",
+                f"{100 * found[variant]['left']:.1f} %",
                 f"{found[variant]['sent']:,.0f}",
             )
             for variant in VARIANTS
@@ -149,9 +154,8 @@ def run(context: Context) -> Outcome:
             f"{gained:+.2f} points over no communication, spread {own['spread']:.3f} against "
             f"{alone['spread']:.3f}",
             (gained > 0.3) if judge else None,
-            f"it moves a gradient by {100 * found[PUBLISHED]['change']:.1f} % of its length, a full mean by "
-            f"{100 * found[DENSE]['change']:.0f} %: two means over so many entries hardly differ from "
-            "worker to worker",
+            f"after it {100 * found[PUBLISHED]['left']:.1f} % of a gradient's distance to the mean of all "
+            "gradients is left: two numbers cannot say where the others' gradients differ",
         ),
     ]
     outcome.notes.append(
