@@ -164,8 +164,8 @@ def _accuracy(
             f"at most {late:.2f} points below dense at {RATES[0]}-{RATES[-1]}x",
             None if context.quick else late <= 0.5,
             f"after {looks[0]:,} steps it is {early:.2f} points ({behind('100x', 0):.2f} at 100x, and "
-            f"{behind('100x, own top-k', 0):.2f} with own top-k there): what is owed is a hundred steps late, "
-            "which costs most at the beginning, whoever chooses",
+            f"{behind('100x, own top-k', 0):.2f} with own top-k there): what is owed comes a hundred steps "
+            "late, which costs most at the beginning, whoever chooses",
         )
     )
 
