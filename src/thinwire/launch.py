@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +25,11 @@ from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.lab.namespaces import Host
+
+
+_ONE_LOOK = threading.Lock()
+"""Whenever a process is started, multiprocessing looks at all others as well, whatever their thread. Two
+looks at once at one that has just ended lose its exit code: the second finds an empty pipe and says 255."""
 
 
 class WorkerFailedError(RuntimeError):
@@ -136,24 +142,32 @@ def start_local(
                 ),
                 daemon=True,
             )
-            process.start()
+            with _ONE_LOOK:
+                process.start()
             theirs.close()
             processes.append(process)
             lines[mine] = rank
         _listen(lines, outcomes, processes, timeout, on_report)
     finally:
-        for process in processes:
-            process.join(0.0 if process.is_alive() and outcomes[processes.index(process)].error else 10.0)
-            if process.is_alive():
+        for outcome, process in zip(outcomes, processes, strict=False):
+            if not _ended(process, 0.0 if outcome.error else 10.0):
                 process.kill()
-                process.join()
+                _ended(process, None)
         if folder is not None:
             folder.cleanup()
     for outcome, process in zip(outcomes, processes, strict=True):
-        outcome.exit_code = process.exitcode
-        if process.exitcode != 0 and outcome.error is None:
-            outcome.error = f"ended with exit code {process.exitcode} without a word"
+        with _ONE_LOOK:
+            outcome.exit_code = process.exitcode
+        if outcome.exit_code != 0 and outcome.error is None:
+            outcome.error = f"ended with exit code {outcome.exit_code} without a word"
     return outcomes
+
+
+def _ended(process: Any, seconds: float | None) -> bool:
+    """Whether the process has ended, or does within so many seconds."""
+    wait([process.sentinel], timeout=seconds)
+    with _ONE_LOOK:
+        return not process.is_alive()
 
 
 class _Meeting(NamedTuple):
@@ -190,7 +204,7 @@ def _listen(
                 kind, content = pickle.loads(line.recv_bytes())
             except EOFError:
                 del open_lines[line]
-                processes[rank].join(10.0)
+                _ended(processes[rank], 10.0)
                 continue
             if kind == "report":
                 if on_report is not None:
