@@ -33,7 +33,7 @@ class Characters(nn.Module):
     def __init__(self, symbols: int, width: int = 128, layers: int = 2) -> None:
         super().__init__()
         self.symbol = nn.Embedding(symbols, width)
-        self.place = nn.Embedding(WINDOW, width)
+        self.rank_info = nn.Embedding(WINDOW, width)
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
@@ -42,7 +42,7 @@ class Characters(nn.Module):
         self.register_buffer("future", torch.ones(WINDOW, WINDOW, dtype=torch.bool).triu(1))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.symbol(text) + self.place(torch.arange(text.shape[1]))
+        x = self.symbol(text) + self.rank_info(torch.arange(text.shape[1]))
         return self.head(self.body(x, mask=self.future))
 
 

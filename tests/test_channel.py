@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire import Channel, Exchange, Link, Lockstep, Place, Traits, costs, wire
-from thinwire.channel import together
+from thinwire import Channel, Exchange, Link, Lockstep, RankInfo, Traits
+from thinwire.core.channel import together
+from thinwire.net import costs, frames
 
 
 def run_all(
@@ -19,10 +20,10 @@ def run_all(
     driver = driver or Lockstep(size)
     results: list[list] = [[] for _ in range(size)]
     programs = []
-    for place in driver.places:
-        channel = Channel(place, step=0, seed=0, key="x", device=torch.device("cpu"))
-        tasks = make(channel, results[place.rank])
-        programs.append(together(tasks, place, step=0, context=1, link=link or Link()))
+    for rank_info in driver.rank_infos:
+        channel = Channel(rank_info, step=0, seed=0, key="x", device=torch.device("cpu"))
+        tasks = make(channel, results[rank_info.rank])
+        programs.append(together(tasks, rank_info, step=0, context=1, link=link or Link()))
     driver.run(programs)
     return results, driver
 
@@ -58,7 +59,7 @@ def test_each_transport_of_the_ragged_gather_is_used_and_saves_bytes() -> None:
         return [task()]
 
     _, driver = run_all(4, make)
-    padded = 3 * (max(mixed) + wire.HEADER_BYTES)
+    padded = 3 * (max(mixed) + frames.HEADER_BYTES)
     assert sum(meter.sent_bytes for meter in driver.meters) < 0.75 * 4 * padded
 
 
@@ -168,7 +169,7 @@ def test_a_rank_that_ends_early_is_a_deadlock() -> None:
 
 def test_random_generators() -> None:
     def channel(rank: int, step: int = 0, key: str = "w") -> Channel:
-        return Channel(Place(rank, 4), step=step, seed=3, key=key, device=torch.device("cpu"))
+        return Channel(RankInfo(rank, 4), step=step, seed=3, key=key, device=torch.device("cpu"))
 
     assert channel(0).shared_seed() == channel(3).shared_seed()
     seeds = {channel(rank).private_seed() for rank in range(4)}
@@ -197,9 +198,9 @@ class _TalksAfterSettling(Exchange):
 
 def test_talking_after_settlement_is_refused_by_the_blocking_driver() -> None:
     from thinwire.drivers import Blocking
-    from thinwire.session import Session
+    from thinwire.sessions.gradient import Session
 
-    session = Session([("w", torch.zeros(3))], _TalksAfterSettling(), place=Place(0, 1), dense_below=0)
+    session = Session([("w", torch.zeros(3))], _TalksAfterSettling(), rank_info=RankInfo(0, 1), dense_below=0)
     _, views = session.views({"w": torch.ones(3)})
     with pytest.raises(AssertionError, match="after its last answer"):
         Blocking(lambda op: op).run(session.program(views))

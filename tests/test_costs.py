@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import Link, Simulated, costs
+from thinwire import Link, Simulated
+from thinwire.net import costs
 
 
 @pytest.mark.parametrize("size", range(1, 18))

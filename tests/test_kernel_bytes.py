@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.lab import namespaces
+from thinwire.tools.lab import namespaces
 
 METHODS = ("dense", "topk(ratio=0.01)", "qsgd(bits=4)", "powersgd(rank=8)")
 STEPS = 50

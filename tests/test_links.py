@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import ConfigError, DisagreementError, Link, Place, Session, ThinwireError, attach
-from thinwire.costs import TCP_FRAMING, Cost
-from thinwire.launch import Worker, run_local, start_local
-from thinwire.links import UNLIMITED, parse, throttle
-from thinwire.preparation import prepare_for
-from thinwire.throttle import Pace, Throttle
+from thinwire import ConfigError, DisagreementError, Link, RankInfo, Session, ThinwireError, attach
+from thinwire.net.costs import TCP_FRAMING, Cost
+from thinwire.net.launch import Worker, run_local, start_local
+from thinwire.net.link import UNLIMITED, parse, throttle
+from thinwire.net.throttle import Pace, Throttle
+from thinwire.sessions.preparation import prepare_for
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_peer_that_dies_is_named_under_a_throttle_too() -> None:
 
 
 def test_a_session_of_a_driver_and_a_lab_have_no_throttle() -> None:
-    session = Session([("w", torch.zeros(4))], "dense", place=Place(0, 2))
+    session = Session([("w", torch.zeros(4))], "dense", rank_info=RankInfo(0, 2))
     with pytest.raises(ThinwireError, match="Simulated"):
         session.throttle("1mbit")
     throttle(session, "lab:1mbit")  # slow by itself

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.meter import Meter, Tally, Worked
+from thinwire.net.meter import Meter, Tally, Worked
 
 
 def test_time_under_way_is_not_counted_twice() -> None:

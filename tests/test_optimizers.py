@@ -5,14 +5,14 @@ import logging
 import pytest
 import torch
 
-from thinwire import ConfigError, Place, Session
+from thinwire import ConfigError, RankInfo, Session
 
 PARAMETERS = [("weight", torch.zeros(40, 50)), ("bias", torch.zeros(50))]
 OWNERS = ("dgc", "sketched", "heavyball")
 
 
 def session(method: str, optimizer: torch.optim.Optimizer | None) -> Session:
-    return Session(PARAMETERS, method, place=Place(0, 1), optimizer=optimizer)
+    return Session(PARAMETERS, method, rank_info=RankInfo(0, 1), optimizer=optimizer)
 
 
 def tensors() -> list[torch.Tensor]:
@@ -54,7 +54,7 @@ def test_without_momentum_of_its_own_a_method_accepts_any(caplog: pytest.LogCapt
 def test_an_optimizer_that_is_not_known_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         session("dgc", None)
-        Session(PARAMETERS, "dgc", place=Place(1, 2))
+        Session(PARAMETERS, "dgc", rank_info=RankInfo(1, 2))
     assert len(caplog.records) == 1
     assert "optimizer must have none" in caplog.text
 

@@ -30,7 +30,7 @@ def test_no_method_class_is_forgotten_in_the_registry() -> None:
     own = {
         cls
         for cls in leaves(Exchange)
-        if cls.__module__.startswith("thinwire.") and not cls.__module__.startswith("thinwire.reproduce.")
+        if cls.__module__.startswith("thinwire.") and not cls.__module__.startswith("reproductions.")
     }
     assert own == set(methods().values())
 
@@ -85,11 +85,11 @@ def offered(entry: importlib.metadata.EntryPoint):
 
 def test_third_parties_register_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("foreign", f"{__name__}:Foreign", "thinwire.methods")
-    monkeypatch.setattr("thinwire.registry.entry_points", offered(entry))
+    monkeypatch.setattr("thinwire.methods.registry.entry_points", offered(entry))
     assert parse("foreign") == Foreign()
     assert "foreign" in methods()
     bad = importlib.metadata.EntryPoint("topk", f"{__name__}:Foreign", "thinwire.methods")
-    monkeypatch.setattr("thinwire.registry.entry_points", offered(bad))
+    monkeypatch.setattr("thinwire.methods.registry.entry_points", offered(bad))
     with pytest.raises(ConfigError, match="registers the method 'topk', which exists already"):
         methods()
 

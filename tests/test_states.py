@@ -3,7 +3,7 @@
 import torch
 
 from thinwire import Layout, TopK
-from thinwire.states import StateStore
+from thinwire.core.state import StateStore
 
 
 def test_a_state_follows_its_parameters_when_buckets_are_rebuilt() -> None:

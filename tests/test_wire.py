@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire import PayloadError, wire
+from thinwire import PayloadError
+from thinwire.net import frames
 
 DTYPES = [torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -21,13 +22,13 @@ def parts(draw: st.DrawFn) -> list[torch.Tensor]:
 
 
 def unpack(frame: torch.Tensor, templates: list[torch.Tensor], ragged: bool) -> list[torch.Tensor]:
-    return wire.unpack(frame, templates, step=3, context=77, ragged=ragged, source=1)
+    return frames.unpack(frame, templates, step=3, context=77, ragged=ragged, source=1)
 
 
 @given(parts(), st.booleans())
 def test_round_trip(given_parts: list[torch.Tensor], ragged: bool) -> None:
-    frame = wire.pack(given_parts, step=3, context=77, ragged=ragged)
-    assert frame.numel() == wire.frame_bytes(given_parts, ragged)
+    frame = frames.pack(given_parts, step=3, context=77, ragged=ragged)
+    assert frame.numel() == frames.frame_bytes(given_parts, ragged)
     templates = [p.new_empty(0) if ragged else p for p in given_parts]
     for before, after in zip(given_parts, unpack(frame, templates, ragged), strict=True):
         assert before.dtype == after.dtype
@@ -48,7 +49,7 @@ def test_damaged_frames_stay_inside_their_bytes(
     given_parts: list[torch.Tensor], ragged: bool, data: st.DataObject
 ) -> None:
     """Cut, extended or altered: an error, or parts that lie inside the frame (altered values)."""
-    frame = wire.pack(given_parts, step=3, context=77, ragged=ragged)
+    frame = frames.pack(given_parts, step=3, context=77, ragged=ragged)
     how = data.draw(st.sampled_from(["cut", "extend", "alter"]))
     if how == "cut":
         frame = frame[: data.draw(st.integers(0, frame.numel() - 1))]
@@ -62,7 +63,7 @@ def test_damaged_frames_stay_inside_their_bytes(
     except PayloadError:
         return
     assert how == "alter"
-    assert sum(p.numel() * p.element_size() for p in result) <= frame.numel() - wire.HEADER_BYTES
+    assert sum(p.numel() * p.element_size() for p in result) <= frame.numel() - frames.HEADER_BYTES
 
 
 @pytest.mark.parametrize(
@@ -75,14 +76,14 @@ def test_damaged_frames_stay_inside_their_bytes(
 )
 def test_frames_of_another_step_or_tensor_are_refused(change: dict, text: str) -> None:
     part = torch.ones(3)
-    frame = wire.pack([part], step=3, context=77, ragged=False)
+    frame = frames.pack([part], step=3, context=77, ragged=False)
     options = {"step": 3, "context": 77, "ragged": False, "source": 1} | change
     with pytest.raises(PayloadError, match=text):
-        wire.unpack(frame, [part], **options)
+        frames.unpack(frame, [part], **options)
 
 
 def test_another_version_is_named() -> None:
-    frame = wire.pack([torch.ones(3)], step=3, context=77, ragged=False)
+    frame = frames.pack([torch.ones(3)], step=3, context=77, ragged=False)
     frame[1] = 9
     with pytest.raises(PayloadError, match="format version 9, this rank speaks 1"):
         unpack(frame, [torch.ones(3)], False)
@@ -90,7 +91,7 @@ def test_another_version_is_named() -> None:
 
 def test_golden_bytes() -> None:
     """The format does not change unnoticed: peers of one version must understand each other."""
-    frame = wire.pack(
+    frame = frames.pack(
         [torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1.0])],
         step=5,
         context=0x0102,
@@ -99,4 +100,4 @@ def test_golden_bytes() -> None:
     header = "77" + "81" + "0201" + "05000000"
     lengths = "02000000" + "01000000"
     widest_first = "0000803f" + "0102" + "0000"
-    assert wire.to_bytes(frame).hex() == header + lengths + widest_first
+    assert frames.to_bytes(frame).hex() == header + lengths + widest_first

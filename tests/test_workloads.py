@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.workloads import MODELS, build, load
-from thinwire.workloads.models import evaluate, loss
+from thinwire.tools.workloads import MODELS, build, load
+from thinwire.tools.workloads.models import evaluate, loss
 
 
 def _idx(values: np.ndarray) -> bytes:

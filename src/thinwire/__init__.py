@@ -4,18 +4,15 @@ model = DistributedDataParallel(model)
 session = thinwire.attach(model, "topk(ratio=0.01)")
 """
 
-__version__ = "0.1.0"
-
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from thinwire.channel import Channel, Place
-from thinwire.costs import Link
+from thinwire.averaging import PQASGD, SPASGD, DiLoCo, LocalSGD, Periodic, Schedule
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, State, Traits, replicated, residual
+from thinwire.core.layout import Layout, Slot
 from thinwire.drivers import Lockstep, Simulated
 from thinwire.errors import ConfigError, DisagreementError, PayloadError, PeerError, StateError, ThinwireError
-from thinwire.exchange import Exchange, State, Traits, replicated, residual
 from thinwire.hosts import Attached, attach
-from thinwire.layout import Layout, Slot
-from thinwire.meter import Meter
 from thinwire.methods import (
     A2SGD,
     BF16,
@@ -46,14 +43,17 @@ from thinwire.methods import (
     Warmup,
     same_batch,
 )
-from thinwire.probing import probe
-from thinwire.registry import methods, parse, parse_method, schedules, to_json
-from thinwire.schedules import PQASGD, SPASGD, DiLoCo, LocalSGD, Periodic, Schedule
-from thinwire.schedules.session import PeriodicSession
-from thinwire.session import Session
+from thinwire.methods.registry import methods, parse, parse_method, schedules, to_json
+from thinwire.net.costs import Link
+from thinwire.net.meter import Meter
+from thinwire.net.rank_info import RankInfo
+from thinwire.predict.probe import probe
+from thinwire.sessions.gradient import Session
+from thinwire.sessions.periodic import PeriodicSession
+from thinwire.version import __version__
 
 if _TYPE_CHECKING:
-    from thinwire.parameter_server import AsyLPG, LinearProblem, ModuleProblem, asylpg, serve, work
+    from thinwire.server import AsyLPG, LinearProblem, ModuleProblem, asylpg, serve, work
 
 __all__ = [
     "A2SGD",
@@ -92,10 +92,10 @@ __all__ = [
     "PeerError",
     "Periodic",
     "PeriodicSession",
-    "Place",
     "PowerSGD",
     "RandomBlock",
     "RandomK",
+    "RankInfo",
     "Route",
     "ScaleCom",
     "Schedule",
@@ -112,6 +112,7 @@ __all__ = [
     "TopK",
     "Traits",
     "Warmup",
+    "__version__",
     "asylpg",
     "attach",
     "methods",
@@ -133,7 +134,7 @@ _SERVER = ("AsyLPG", "LinearProblem", "ModuleProblem", "asylpg", "serve", "work"
 
 def __getattr__(name: str) -> object:
     if name in _SERVER:
-        from thinwire import parameter_server
+        from thinwire import server as parameter_server
 
         return getattr(parameter_server, name)
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

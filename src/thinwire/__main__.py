@@ -1,5 +1,5 @@
 """`python -m thinwire`, and so `torchrun -m thinwire`."""
 
-from thinwire.cli import app
+from thinwire.tools.cli import app
 
 app()

@@ -3,11 +3,11 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from thinwire.parameter_server import AsyLPG, LinearProblem
-from thinwire.parameter_server.agreement import Agreement
-from thinwire.parameter_server.scheduler import Scheduler
-from thinwire.parameter_server.server import Server
-from thinwire.parameter_server.worker import Worker
+from thinwire.server import AsyLPG, LinearProblem
+from thinwire.server.agreement import Agreement
+from thinwire.server.scheduler import Scheduler
+from thinwire.server.server import Server
+from thinwire.server.worker import Worker
 
 ROWS, SIZE, STRENGTH = 600, 40, 1e-2
 EASY = {"epochs": 10, "epoch_length": 500, "batch": 4, "prox": "l2", "strength": STRENGTH, "lr": 1.0}

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.asylpg.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, run, uneven
 from thinwire.errors import ConfigError, PeerError, StateError
-from thinwire.parameter_server import AsyLPG, checkpoint, progress
-from thinwire.parameter_server.mail import Event
-from thinwire.parameter_server.messages import HEADER_BYTES, Kind, Message, partial, with_text
-from thinwire.parameter_server.quantiser import Coded, payload_bytes
-from thinwire.parameter_server.scheduler import Scheduler
+from thinwire.server import AsyLPG, checkpoint, progress
+from thinwire.server.mail import Event
+from thinwire.server.messages import HEADER_BYTES, Kind, Message, partial, with_text
+from thinwire.server.quantiser import Coded, payload_bytes
+from thinwire.server.scheduler import Scheduler
 
 FULL = {"bits_up": 32, "bits_down": 32}
 ACCELERATED = {"variant": "accelerated", "theta_floor": 0.5, "mode": "centered"}

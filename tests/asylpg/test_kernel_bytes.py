@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_kernel_bytes import reports
-from thinwire.lab import namespaces
+from thinwire.tools.lab import namespaces
 
 VARIANTS = ("full", "paper", "centered", "sparse")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import PayloadError
-from thinwire.parameter_server import messages, quantiser
-from thinwire.parameter_server.messages import HEADER_BYTES, Kind, Message
+from thinwire.server import messages, quantiser
+from thinwire.server.messages import HEADER_BYTES, Kind, Message
 
 
 def packed(message: Message) -> np.ndarray:

@@ -9,7 +9,7 @@ from torch import nn
 import thinwire
 from tests.asylpg.common import ROWS, SIZE, matrix, problem
 from thinwire.errors import ConfigError
-from thinwire.parameter_server.problems import as_problem
+from thinwire.server.problems import as_problem
 
 
 def autograd(a: np.ndarray, y: np.ndarray, x: np.ndarray, loss: str) -> tuple[float, np.ndarray]:

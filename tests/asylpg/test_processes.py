@@ -11,8 +11,8 @@ from torch import nn
 
 import thinwire
 from tests.asylpg.common import EASY, optimum, problem
-from thinwire.launch import Worker, run_local, start_local
-from thinwire.liveness import default_store
+from thinwire.net.launch import Worker, run_local, start_local
+from thinwire.net.liveness import default_store
 
 LINEAR = {**EASY, "epochs": 8, "mode": "centered"}
 TIMEOUT = 5.0

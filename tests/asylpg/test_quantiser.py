@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import PayloadError
-from thinwire.parameter_server import quantiser
-from thinwire.parameter_server.quantiser import NOTHING, RAW, SPARSE, Coded
+from thinwire.server import quantiser
+from thinwire.server.quantiser import NOTHING, RAW, SPARSE, Coded
 
 DRAWS = 3000
 

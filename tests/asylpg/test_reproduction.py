@@ -1,10 +1,10 @@
-"""`thinwire reproduce asylpg`: its arithmetic, and a smoke run."""
+"""`python -m reproductions asylpg`: its arithmetic, and a smoke run."""
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from thinwire.reproduce import Context, asylpg, asylpg_runs, find
+from reproductions import Context, asylpg, asylpg_runs, find
 
 
 def test_bits_are_those_of_the_first_snapshot_that_is_good_enough():

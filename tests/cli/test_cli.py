@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import thinwire
-from thinwire.cli import app
+from thinwire.tools.cli import app
 
 
 def call(*arguments: str):

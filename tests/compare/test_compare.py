@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
-from thinwire.compare import summary
-from thinwire.compare.engine import Comparison, run
-from thinwire.compare.records import Evaluation, Records, Step, read, to_line
 from thinwire.errors import ConfigError
+from thinwire.tools.cli import app
+from thinwire.tools.compare import summary
+from thinwire.tools.compare.engine import Comparison, run
+from thinwire.tools.compare.records import Evaluation, Records, Step, read, to_line
 
 # The third diverges at once: what is learned from it must not cost the others their runs.
 METHODS = ["dense", "topk(ratio=0.05)", "localsgd(every=4)"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from thinwire.compare.engine import Comparison, prepare
-from thinwire.compare.task import line_up, split
 from thinwire.errors import ConfigError
+from thinwire.tools.compare.engine import Comparison, prepare
+from thinwire.tools.compare.task import line_up, split
 
 
 def test_split_leaves_commas_inside_parentheses_and_quotes() -> None:

@@ -1,4 +1,4 @@
-"""`thinwire gradients` and `thinwire reproduce distributions`, run as a user runs them."""
+"""`thinwire gradients` and `python -m reproductions distributions`, run as a user runs them."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
+from thinwire.tools.cli import app
 
 
 def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path):

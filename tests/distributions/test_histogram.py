@@ -9,8 +9,8 @@ import torch
 import thinwire
 from thinwire.drivers import Lockstep
 from thinwire.errors import ConfigError, DisagreementError, ThinwireError
-from thinwire.histogram import Histogram, measure
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
+from thinwire.sessions.histogram import Histogram, measure
 
 
 def learned(ranks: list[list[torch.Tensor]], ratios: list[float | None] | None = None) -> list[Histogram]:
@@ -19,8 +19,10 @@ def learned(ranks: list[list[torch.Tensor]], ratios: list[float | None] | None =
     ratios = ratios or [0.01] * len(ranks)
     driver.run(
         [
-            measure(tensors, ratio, place, result)
-            for tensors, ratio, place, result in zip(ranks, ratios, driver.places, results, strict=True)
+            measure(tensors, ratio, rank_info, result)
+            for tensors, ratio, rank_info, result in zip(
+                ranks, ratios, driver.rank_infos, results, strict=True
+            )
         ]
     )
     assert {meter.payload_bytes for meter in driver.meters} == {4176}
@@ -88,12 +90,12 @@ def test_histograms_of_several_steps_add_up():
 
 def test_mistakes():
     with pytest.raises(ConfigError, match="ratio"):
-        measure([], 1.5, thinwire.Place(0, 1), [])
+        measure([], 1.5, thinwire.RankInfo(0, 1), [])
     with pytest.raises(ConfigError, match="no gradient on any rank"):
         learned([[], []], [None, None])
     with pytest.raises(DisagreementError, match="different ratios"):
         learned([[torch.ones(9)], [torch.ones(9)], [torch.ones(9)]], [0.01, 0.02, 0.03])
-    session = thinwire.Session([("w", torch.ones(3))], "dense", place=thinwire.Place(0, 1))
+    session = thinwire.Session([("w", torch.ones(3))], "dense", rank_info=thinwire.RankInfo(0, 1))
     with pytest.raises(ThinwireError, match="driver"):
         session.histogram()
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from reproductions.distributions import distributions, draw
 from thinwire.distributions import (
     CellCounts,
     Estimate,
@@ -19,8 +20,7 @@ from thinwire.distributions import (
 )
 from thinwire.drivers import Lockstep
 from thinwire.errors import ConfigError
-from thinwire.launch import Worker, run_local
-from thinwire.reproduce.distributions import distributions, draw
+from thinwire.net.launch import Worker, run_local
 
 DOMAIN = 256
 CASES = {
@@ -74,8 +74,8 @@ def in_lockstep(case: str, servers: int) -> list[Estimate]:
     asked = question(**options)
     driver.run(
         [
-            learning(part, asked, place, result)
-            for part, place, result in zip(parts, driver.places, results, strict=True)
+            learning(part, asked, rank_info, result)
+            for part, rank_info, result in zip(parts, driver.rank_infos, results, strict=True)
         ]
     )
     return [result[0] for result in results]

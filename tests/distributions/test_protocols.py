@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from reproductions import distributions as study
 from thinwire.distributions import (
     ExactCounts,
     Grouping,
@@ -21,7 +22,6 @@ from thinwire.distributions import (
 from thinwire.distributions.hadamard_response import truth_of
 from thinwire.distributions.rates import bit_factor
 from thinwire.errors import ConfigError, PayloadError
-from thinwire.reproduce import distributions as study
 
 CODED = [
     Raw(100),

@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 
-from thinwire import Layout, methods, parse_method, schedules
-from thinwire.formulas import FORMULAS, REMARKS
-from thinwire.parts import indices
-from thinwire.parts.selectors import kept
-from thinwire.schedules import Schedule
+from thinwire import Layout, methods, parse_method
+from thinwire import averaging as schedules
+from thinwire.averaging import Schedule
+from thinwire.methods.families import indices
+from thinwire.methods.families.selectors import kept
+from thinwire.tools.catalogue.formulas import FORMULAS, REMARKS
 
 # Methods without a formula of their own: what they wrap has one.
 WRAPPERS = {"warmup", "route", "periodic"}

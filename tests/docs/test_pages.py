@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.descriptions import all_methods, section
-from thinwire.pages import COMMAND, pages
+from reproductions.method_pages import COMMAND, pages
+from thinwire.tools.catalogue.descriptions import all_methods, section
 
 ROOT = Path(__file__).parents[2]
-DIGITS = json.loads((ROOT / "src/thinwire/bench/digits.json").read_text())
+DIGITS = json.loads((ROOT / "src/thinwire/predict/digits.json").read_text())
 PAGES = pages(DIGITS)
 
 

@@ -42,7 +42,7 @@ def _registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.invalidate_caches()
     entry = importlib.metadata.EntryPoint("byturns", "page_of_a_method:ByTurns", "thinwire.methods")
     monkeypatch.setattr(
-        "thinwire.registry.entry_points", lambda group: [entry] if group == "thinwire.methods" else []
+        "thinwire.methods.registry.entry_points", lambda group: [entry] if group == "thinwire.methods" else []
     )
 
 

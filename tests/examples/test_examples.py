@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -231,7 +231,7 @@ def test_residuals_follow_the_scale_through_a_checkpoint_and_replicated_tensors_
         session = thinwire.Session(
             [(name, torch.empty(shape)) for name, shape in SHAPES.items()],
             "powersgd(rank=2)",
-            place=thinwire.Place(0, 1),
+            rank_info=thinwire.RankInfo(0, 1),
             dense_below=0,
             scaler=scale,
         )

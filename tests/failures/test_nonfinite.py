@@ -6,7 +6,7 @@ import torch
 
 import thinwire
 from tests.hosts.common import METHODS, assert_same_everywhere, flat, mlp, square_loss, wrap
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 VALUES = (math.nan, math.inf, -math.inf)
 PLACE = 123

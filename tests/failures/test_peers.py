@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire
 from tests.hosts.common import loaded_together, mlp, square_loss, wrap
-from thinwire.launch import Outcome, Worker, start_local
-from thinwire.liveness import GRACE_SECONDS
+from thinwire.net.launch import Outcome, Worker, start_local
+from thinwire.net.liveness import GRACE_SECONDS
 
 TIMEOUT = 4.0
 # What a loaded machine may take to come to the failing operation and to say so.

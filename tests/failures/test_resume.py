@@ -7,7 +7,7 @@ import torch
 
 import thinwire
 from tests.hosts.common import METHODS, assert_same_everywhere, flat, mlp, train, wrap
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 
 def through_a_file(state: dict) -> dict:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.launch import Worker
-from thinwire.preparation import prepare_for
+from thinwire.net.launch import Worker
+from thinwire.sessions.preparation import prepare_for
 
 WIDTH = 40
 MANY = 0.005  # megabytes a bucket: about one layer of `mlp` each

@@ -5,7 +5,7 @@ import torch
 
 import thinwire
 from tests.hosts.common import buckets_of, flat, mlp, square_loss, wrap
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 
 def train_with_powersgd(worker: Worker) -> tuple[torch.Tensor, int, float, float]:

@@ -15,7 +15,7 @@ from tests.hosts.common import (
     under_ddp,
     wrap,
 )
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 
 @dataclass

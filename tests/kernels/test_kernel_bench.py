@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from thinwire.bench import kernels as bench
+from benchmarks import kernels as bench
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("THINWIRE_KERNELS") == "reference", reason="about the compiled kernels"

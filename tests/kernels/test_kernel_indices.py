@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from thinwire import PayloadError
 from thinwire.kernels import use_reference
-from thinwire.parts import indices as codes
+from thinwire.methods.families import indices as codes
 
 
 @st.composite

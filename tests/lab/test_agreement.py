@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from thinwire import ConfigError, Session
-from thinwire.lab import namespaces
-from thinwire.lab.inside import counters
-from thinwire.launch import Worker, run_local
-from thinwire.links import hosts_for, throttle
+from thinwire.net.launch import Worker, run_local
+from thinwire.net.link import throttle
+from thinwire.tools.lab import namespaces
+from thinwire.tools.lab.hosts import hosts_for
+from thinwire.tools.lab.inside import counters
 
 METHODS = ("dense", "topk(ratio=0.2)", "qsgd(bits=4)", "powersgd(rank=64)")
 SHAPE = (700, 1000)

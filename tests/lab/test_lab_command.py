@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
-from thinwire.lab import labs, namespaces
+from thinwire.tools.cli import app
+from thinwire.tools.lab import labs, namespaces
 
 NAME = f"test{os.getpid()}"
 
@@ -132,7 +132,7 @@ def test_signals_leave_nothing_behind_and_a_crash_leaves_what_down_removes(tmp_p
     for folder in folders.values():
         folder.mkdir()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["thinwire.cli"])
+    context.set_forkserver_preload(["thinwire.tools.cli"])
     processes = {
         number: context.Process(target=lasting_job, args=(str(folder),)) for number, folder in folders.items()
     }

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from thinwire import ConfigError
-from thinwire.lab import namespaces
+from thinwire.tools.lab import namespaces
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from thinwire import Exchange, Lockstep, Place, Session, methods, parse
+from thinwire import Exchange, Lockstep, RankInfo, Session, methods, parse
 
 SIZES = (1, 2, 3, 5, 8)
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -126,7 +126,7 @@ class Cohort:
         self.driver = driver or Lockstep(size)
         parameters = [(name, torch.zeros(shape, dtype=dtype)) for name, shape in self.shapes.items()]
         self.sessions = [
-            Session(parameters, method, place=Place(rank, size), dense_below=dense_below, seed=seed)
+            Session(parameters, method, rank_info=RankInfo(rank, size), dense_below=dense_below, seed=seed)
             for rank in range(size)
         ]
 

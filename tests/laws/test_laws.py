@@ -183,9 +183,9 @@ def test_state_survives_a_round_trip(method: str, tmp_path) -> None:
         straight.average(straight.inputs(step))
         first.average(first.inputs(step))
     for session in first.sessions:
-        torch.save(session.state_dict(), tmp_path / f"rank{session.place.rank}.pt")
+        torch.save(session.state_dict(), tmp_path / f"rank{session.rank_info.rank}.pt")
     for session in second.sessions:
-        session.load_state_dict(torch.load(tmp_path / f"rank{session.place.rank}.pt", weights_only=True))
+        session.load_state_dict(torch.load(tmp_path / f"rank{session.rank_info.rank}.pt", weights_only=True))
     for step in range(10, 20):
         inputs = straight.inputs(step)
         assert same_state(straight.average(inputs), second.average(inputs))

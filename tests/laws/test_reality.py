@@ -5,7 +5,7 @@ import torch
 
 from tests.laws.cohort import CONFIGURATIONS, SHAPES, Cohort, same_state
 from thinwire import Session, parse
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 STEPS = 3
 

@@ -6,9 +6,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from tests.laws.cohort import SHAPES, Cohort, same_bits
-from thinwire import A2SGD, ConfigError, Place, Session
+from thinwire import A2SGD, ConfigError, RankInfo, Session
 from thinwire.drivers import Lockstep
-from thinwire.launch import Worker, run_local
+from thinwire.net.launch import Worker, run_local
 
 
 def test_one_worker_keeps_its_gradient() -> None:
@@ -69,7 +69,7 @@ def test_reconciliation_in_lock_step_makes_equal_bits_of_parameters_and_momenta(
             parameter.grad = torch.randn(parameter.shape, generator=rng)
         optimizer = torch.optim.Adam([parameter for _, parameter in parameters])
         optimizer.step()
-        session = Session(parameters, A2SGD(), place=Place(rank, size), optimizer=optimizer)
+        session = Session(parameters, A2SGD(), rank_info=RankInfo(rank, size), optimizer=optimizer)
         ranks.append((session, parameters, optimizer))
     mean = sum(parameters[0][1].detach().double() for _, parameters, _ in ranks) / size
     driver.run([session.reconciliation() for session, _, _ in ranks])

@@ -8,7 +8,7 @@ import torch
 from tests.laws.cohort import Cohort, same_state
 from tests.laws.test_laws import Quadratic
 from thinwire import DGC, ConfigError, HeavyBall, Layout, TopK
-from thinwire.states import StateStore
+from thinwire.core.state import StateStore
 
 SHAPES = {"wide": (24, 37)}
 

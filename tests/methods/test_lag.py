@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.laws.cohort import SHAPES, Cohort, same_bits
 from tests.laws.test_laws import Quadratic
-from thinwire import LAG, LAQ, LASG, SLAQ, ConfigError, Exchange, PayloadError, Place, Session, costs
-from thinwire.parts.lazy import Coder, Counts, LazyState
+from thinwire import LAG, LAQ, LASG, SLAQ, ConfigError, Exchange, PayloadError, RankInfo, Session
+from thinwire.methods.families.lazy import Coder, Counts, LazyState
+from thinwire.net import costs
 
 # Within what theory asks for: window * xi well below 1, steps shorter for it.
 SOUND = (
@@ -284,7 +285,7 @@ def test_a_changed_learning_rate_is_taken_into_account() -> None:
         parameter = torch.zeros(40, requires_grad=True)
         optimizer = torch.optim.SGD([parameter], lr=1.0)
         sessions = [
-            Session([("p", parameter)], LAG(xi=0.05), place=Place(rank, 3), optimizer=optimizer)
+            Session([("p", parameter)], LAG(xi=0.05), rank_info=RankInfo(rank, 3), optimizer=optimizer)
             for rank in range(3)
         ]
         rng = torch.Generator().manual_seed(0)
@@ -317,7 +318,7 @@ def test_an_optimizer_whose_steps_are_others_is_warned_of(optimizer: str, caplog
         "plain": lambda: torch.optim.SGD([a, b], lr=0.1),
         "groups": lambda: torch.optim.SGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.2}]),
     }[optimizer]()
-    Session([("a", a), ("b", b)], "lag", place=Place(0, 1), optimizer=made)
+    Session([("a", a), ("b", b)], "lag", rank_info=RankInfo(0, 1), optimizer=made)
     said = {"plain": "", "groups": "has several"}.get(optimizer, "its guarantees do not hold")
     assert bool(caplog.text) == bool(said)
     assert said in caplog.text
@@ -386,4 +387,4 @@ def test_what_is_kept_follows_the_loss_scale(method: Exchange) -> None:
 )
 def test_bad_options_are_named(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        Session([("p", torch.zeros(3))], text, place=Place(0, 1))
+        Session([("p", torch.zeros(3))], text, rank_info=RankInfo(0, 1))

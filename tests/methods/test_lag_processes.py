@@ -11,11 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from tests.hosts.common import loaded_together
 from tests.optimize.problems import squares
-from thinwire.lab import inside, namespaces
-from thinwire.launch import Worker, run_local, start_local
-from thinwire.liveness import GRACE_SECONDS
-from thinwire.optimize import Descent, Objective, lazy_gd_on_this_rank
-from thinwire.parts.lazy import Counts
+from thinwire.convex import Descent, Objective, lazy_gd_on_this_rank
+from thinwire.methods.families.lazy import Counts
+from thinwire.net.launch import Worker, run_local, start_local
+from thinwire.net.liveness import GRACE_SECONDS
+from thinwire.tools.lab import inside, namespaces
 
 TIMEOUT, SLACK = 4.0, 6.0
 

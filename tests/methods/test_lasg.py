@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import LASG, ConfigError, Lockstep, Place, Session
-from thinwire.launch import Worker, run_local
-from thinwire.parts.lazy import Counts
+from thinwire import LASG, ConfigError, Lockstep, RankInfo, Session
+from thinwire.methods.families.lazy import Counts
+from thinwire.net.launch import Worker, run_local
 
 
 class Net(nn.Module):
@@ -44,7 +44,7 @@ def loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 def test_the_second_gradient_is_that_of_the_old_parameters_and_disturbs_nothing() -> None:
     model = net()
-    session = Session(model.named_parameters(), LASG(), place=Place(0, 1))
+    session = Session(model.named_parameters(), LASG(), rank_info=RankInfo(0, 1))
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -85,7 +85,7 @@ def uploads(session: Session) -> int:
 
 def run(method: LASG, steps: int, compare: bool) -> tuple[list[Session], list[nn.Module]]:
     driver, models = Lockstep(3), [net() for _ in range(3)]
-    sessions = [Session(m.named_parameters(), method, place=Place(r, 3)) for r, m in enumerate(models)]
+    sessions = [Session(m.named_parameters(), method, rank_info=RankInfo(r, 3)) for r, m in enumerate(models)]
     for number in range(steps):
         step(driver, sessions, models, number, compare)
     return sessions, models
@@ -103,7 +103,8 @@ def test_uploads_are_skipped_where_lag_would_see_only_noise() -> None:
 def test_the_old_parameters_are_those_of_the_last_upload() -> None:
     driver, models = Lockstep(3), [net() for _ in range(3)]
     sessions = [
-        Session(m.named_parameters(), LASG(max_skip=5), place=Place(r, 3)) for r, m in enumerate(models)
+        Session(m.named_parameters(), LASG(max_skip=5), rank_info=RankInfo(r, 3))
+        for r, m in enumerate(models)
     ]
     known: list[dict[str, torch.Tensor]] = [{} for _ in range(3)]
     skipped = 0
@@ -124,11 +125,11 @@ def test_the_old_parameters_are_those_of_the_last_upload() -> None:
 def test_it_survives_a_checkpoint() -> None:
     driver, models = Lockstep(3), [net() for _ in range(3)]
     method = LASG(max_skip=5, bits=8)
-    sessions = [Session(m.named_parameters(), method, place=Place(r, 3)) for r, m in enumerate(models)]
+    sessions = [Session(m.named_parameters(), method, rank_info=RankInfo(r, 3)) for r, m in enumerate(models)]
     for number in range(5):
         step(driver, sessions, models, number, True)
     again = [copy.deepcopy(model) for model in models]
-    loaded = [Session(m.named_parameters(), method, place=Place(r, 3)) for r, m in enumerate(again)]
+    loaded = [Session(m.named_parameters(), method, rank_info=RankInfo(r, 3)) for r, m in enumerate(again)]
     for old, new in zip(sessions, loaded, strict=True):
         new.load_state_dict(old.state_dict())
     for number in range(5, 12):
@@ -141,7 +142,7 @@ def test_it_survives_a_checkpoint() -> None:
 
 def test_gradients_that_do_not_fit_are_refused() -> None:
     model = net()
-    session = Session(model.named_parameters(), LASG(), place=Place(0, 1))
+    session = Session(model.named_parameters(), LASG(), rank_info=RankInfo(0, 1))
     with pytest.raises(ConfigError, match="is missing"):
         session.compare_with({})
     with pytest.raises(ConfigError, match="has shape"):

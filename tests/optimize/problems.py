@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.optimize import Objective
+from thinwire.convex import Objective
 
 
 @dataclass(frozen=True)

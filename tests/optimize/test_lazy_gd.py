@@ -9,8 +9,8 @@ import torch
 
 from tests.optimize.problems import Problem, Squares, squares
 from thinwire import ConfigError, ThinwireError
-from thinwire.launch import WorkerFailedError
-from thinwire.optimize import Descent, Known, Objective, Trace, lazy_gd, lazy_gd_steps
+from thinwire.convex import Descent, Known, Objective, Trace, lazy_gd, lazy_gd_steps
+from thinwire.net.launch import WorkerFailedError
 
 ALGORITHMS = ("gd", "qgd", "lag-wk", "lag-ps", "laq")
 ZERO = torch.zeros(6, dtype=torch.float64)

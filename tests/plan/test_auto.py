@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from tests.hosts.common import flat
 from thinwire.hosts import auto
-from thinwire.launch import Worker, WorkerFailedError, run_local
+from thinwire.net.launch import Worker, WorkerFailedError, run_local
 
 WIDTH = 200
 # Every candidate's kernels are loaded where rank 0 plans: these do.

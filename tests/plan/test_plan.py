@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire import ConfigError, Link, parse, planning
-from thinwire.cli import app
+from thinwire import ConfigError, Link, parse
+from thinwire.predict import recommend as planning
+from thinwire.tools.cli import app
 
 SHAPES = {"hidden": (400, 300), "bias": (400,), "head": (10, 400)}
 FEW = ("fp16", "topk(ratio=0.01)", "powersgd(rank=4)", "a2sgd(average_every=32)", "dgc(ratio=0.01)")

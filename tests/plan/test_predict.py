@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import ConfigError, Link, costs, methods, parse, predict
+from thinwire import ConfigError, Link, methods, parse, predict
+from thinwire.net import costs
 from thinwire.predict import timeline
 from thinwire.predict.mirror import Job, Round
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.bench import predictions
-from thinwire.lab import namespaces
+from benchmarks import predictions
+from thinwire.tools.lab import namespaces
 
 
 @pytest.mark.slow

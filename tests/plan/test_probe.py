@@ -6,24 +6,25 @@ import pytest
 import torch
 
 import thinwire
-from thinwire import ConfigError, Link, Place, wire
-from thinwire.costs import TCP_FRAMING
-from thinwire.drivers.process_group import cost_on_gloo
-from thinwire.lab import namespaces
-from thinwire.launch import Worker, run_local
-from thinwire.links import hosts_for
-from thinwire.probing import measure, probe
+from thinwire import ConfigError, Link, RankInfo
+from thinwire.net import frames
+from thinwire.net.costs import TCP_FRAMING
+from thinwire.net.executor import cost_on_gloo
+from thinwire.net.launch import Worker, run_local
+from thinwire.predict.probe import measure, probe
+from thinwire.tools.lab import namespaces
+from thinwire.tools.lab.hosts import hosts_for
 
 
 class Clock:
     """A network of one rank's making: time passes only in its operations."""
 
     def __init__(self, link: Link, size: int) -> None:
-        self.link, self.place, self.now = link, Place(0, size), 0.0
+        self.link, self.rank_info, self.now = link, RankInfo(0, size), 0.0
 
-    def execute(self, op: wire.Primitive) -> object:
-        assert isinstance(op, wire.AllReduce)
-        cost, _ = cost_on_gloo(op, self.place)
+    def execute(self, op: frames.Primitive) -> object:
+        assert isinstance(op, frames.AllReduce)
+        cost, _ = cost_on_gloo(op, self.rank_info)
         self.now += cost.hops * self.link.latency + TCP_FRAMING * self.link.transfer_seconds(cost)
         return op.tensor
 
@@ -32,14 +33,14 @@ class Clock:
 def test_a_known_link_is_found(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(link, 4)
     monkeypatch.setattr("thinwire.probing.time.perf_counter", lambda: clock.now)
-    found = measure(clock.execute, clock.place, torch.device("cpu"))
+    found = measure(clock.execute, clock.rank_info, torch.device("cpu"))
     assert found.bandwidth == pytest.approx(link.bandwidth, rel=0.01)
     assert found.latency == pytest.approx(link.latency, rel=0.02)
 
 
 def test_a_group_of_one_has_no_network() -> None:
     with pytest.raises(ConfigError, match="two ranks or more"):
-        measure(lambda op: None, Place(0, 1), torch.device("cpu"))
+        measure(lambda op: None, RankInfo(0, 1), torch.device("cpu"))
 
 
 def test_without_a_group_it_says_what_is_missing() -> None:

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from thinwire.compare.records import Evaluation, Record, Records, Run, Setting, Step
+from thinwire.tools.compare.records import Evaluation, Record, Records, Run, Setting, Step
 
 LAYERS: list[tuple[str, list[int]]] = [
     ("0.weight", [1024, 784]),

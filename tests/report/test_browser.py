@@ -11,11 +11,11 @@ import pytest
 
 from tests.report.browser import PROGRAM, Browser
 from tests.report.made import HANDFUL, Entrant, made
-from thinwire.costs import Link
+from thinwire.net.costs import Link
 from thinwire.predict import BreakEven
-from thinwire.report import comparison, page, words
-from thinwire.report.forecast import BANDWIDTHS, WORKERS, Forecast, Prediction
-from thinwire.report.summary import summarise
+from thinwire.tools.report import comparison, page, words
+from thinwire.tools.report.forecast import BANDWIDTHS, WORKERS, Forecast, Prediction
+from thinwire.tools.report.summary import summarise
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium here: `apt install chromium`")
 

@@ -16,15 +16,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.report.made import HANDFUL, Entrant, lines, made
-from thinwire import report
-from thinwire.cli import app
-from thinwire.compare.records import Records, to_line, write
 from thinwire.errors import ConfigError
-from thinwire.report import comparison, page
-from thinwire.report.forecast import Forecast, forecast
-from thinwire.report.palette import styles
-from thinwire.report.picture import svg
-from thinwire.report.summary import summarise
+from thinwire.tools import report
+from thinwire.tools.cli import app
+from thinwire.tools.compare.records import Records, to_line, write
+from thinwire.tools.report import comparison, page
+from thinwire.tools.report.forecast import Forecast, forecast
+from thinwire.tools.report.palette import styles
+from thinwire.tools.report.picture import svg
+from thinwire.tools.report.summary import summarise
 
 EVIL = "</script><img src=x onerror=\"document.title='gone'\"> & 'x' %{y}"
 BROKEN = Entrant("randomblock(ratio=0.1)", 0.1, 0.001, fails_at=37)
@@ -230,8 +230,8 @@ def test_the_command_refuses_other_files(tmp_path: Path, content: str | None, ex
 def test_reproductions_use_the_same_pages(tmp_path: Path) -> None:
     from plotly.graph_objects import Figure
 
-    from thinwire.reproduce.base import Claim, Outcome
-    from thinwire.reproduce.page import write_plots
+    from reproductions.base import Claim, Outcome
+    from reproductions.page import write_plots
 
     outcome = Outcome(
         [Claim("it works", "yes", EVIL, True)], figures={"A <plot>": Figure({"data": [{"y": [1, 2]}]})}
@@ -246,7 +246,9 @@ def test_reproductions_use_the_same_pages(tmp_path: Path) -> None:
 
 
 def test_plotly_is_imported_only_for_a_page() -> None:
-    script = "import sys, thinwire, thinwire.report, thinwire.cli; sys.exit('plotly' in sys.modules)"
+    script = (
+        "import sys, thinwire, thinwire.tools.report, thinwire.tools.cli; sys.exit('plotly' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from thinwire.report.page import shape
-from thinwire.report.palette import BASELINE, COLOURS, FAINT, INK, MARKERS, styles
+from thinwire.tools.report.page import shape
+from thinwire.tools.report.palette import BASELINE, COLOURS, FAINT, INK, MARKERS, styles
 
 # Machado, Oliveira and Fernandes 2009, complete deficiency, on linear RGB.
 VISION = {

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.report.made import HANDFUL, Entrant, made
-from thinwire.compare.records import Records
-from thinwire.report import words
-from thinwire.report.curves import POINTS, evaluations, thinned, training_loss
-from thinwire.report.plots.tradeoff import frontier
-from thinwire.report.summary import Spread, speed_up, summarise, winner
+from thinwire.tools.compare.records import Records
+from thinwire.tools.report import words
+from thinwire.tools.report.curves import POINTS, evaluations, thinned, training_loss
+from thinwire.tools.report.plots.tradeoff import frontier
+from thinwire.tools.report.summary import Spread, speed_up, summarise, winner
 
 
 def test_means_and_ranges_over_seeds() -> None:

@@ -8,19 +8,19 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from thinwire.reproduce import sparse
-from thinwire.reproduce.a2sgd import PUBLISHED, Watched
-from thinwire.reproduce.asylpg import bits_an_entry, bits_to, published
-from thinwire.reproduce.asylpg_runs import ALGORITHMS, FULL
-from thinwire.reproduce.base import Claim, Outcome
-from thinwire.reproduce.cohort import Recipe
-from thinwire.reproduce.page import markdown
-from thinwire.reproduce.picture import MOST_POINTS, svg
-from thinwire.reproduce.plots import lines
-from thinwire.reproduce.pqasgd import COARSE, FINE, quantiser_loss, slope
-from thinwire.reproduce.scalecom import REPRODUCTION, hamming, similarity
-from thinwire.reproduce.sketched import recall
-from thinwire.workloads.data import digits
+from reproductions import sparse
+from reproductions.a2sgd import PUBLISHED, Watched
+from reproductions.asylpg import bits_an_entry, bits_to, published
+from reproductions.asylpg_runs import ALGORITHMS, FULL
+from reproductions.base import Claim, Outcome
+from reproductions.cohort import Recipe
+from reproductions.page import markdown
+from reproductions.picture import MOST_POINTS, svg
+from reproductions.plots import lines
+from reproductions.pqasgd import COARSE, FINE, quantiser_loss, slope
+from reproductions.scalecom import REPRODUCTION, hamming, similarity
+from reproductions.sketched import recall
+from thinwire.tools.workloads.data import digits
 
 RECIPE = Recipe("mlp", workers=2, steps=20, batch=8, hidden=(32,), learning_rate=0.05)
 

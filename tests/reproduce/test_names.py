@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.descriptions import all_methods
-from thinwire.pages import write_pages
-from thinwire.reproduce import find, names
+from reproductions import find, names
+from reproductions.method_pages import write_pages
+from thinwire.tools.catalogue.descriptions import all_methods
 
 
 @pytest.mark.parametrize("name", names())

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
+from reproductions import Context, find, names
 from thinwire.errors import ConfigError
-from thinwire.reproduce import Context, find, names
+from thinwire.tools.cli import app
 
 
 @pytest.mark.parametrize("name", names())

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from tests.hosts.common import batch, mlp
-from thinwire import Lockstep, PeriodicSession, Place, parse_method, schedules
+from thinwire import Lockstep, PeriodicSession, RankInfo, parse_method
+from thinwire import averaging as schedules
 
 # Beside each schedule's defaults.
 ALSO = (
@@ -66,7 +67,9 @@ class Cohort:
         self.models = [copy.deepcopy(model) for _ in range(size)]
         self.optimizers = [optimizer(model) for model in self.models]
         self.sessions = [
-            PeriodicSession(replica, parse_method(method), optimizer, place=Place(rank, size), dense_below=64)
+            PeriodicSession(
+                replica, parse_method(method), optimizer, rank_info=RankInfo(rank, size), dense_below=64
+            )
             for rank, (replica, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True))
         ]
 

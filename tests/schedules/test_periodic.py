@@ -11,8 +11,8 @@ import thinwire
 from tests.hosts.common import batch, flat
 from tests.schedules.cohort import Cohort, adam, equal_parameters, normed
 from thinwire import ConfigError, StateError, parse_method
-from thinwire.schedules.clock import Clock
-from thinwire.schedules.fragments import cut
+from thinwire.averaging.clock import Clock
+from thinwire.averaging.fragments import cut
 
 
 def meetings(method: str, steps: int) -> list[tuple[int, list[int]]]:
@@ -296,23 +296,23 @@ def test_bad_options_get_helpful_errors(text: str, message: str) -> None:
 
 
 def test_a_schedule_is_not_an_exchange() -> None:
-    for place in (thinwire.parse, lambda method: thinwire.Session([("w", torch.zeros(3))], method)):
+    for entry in (thinwire.parse, lambda method: thinwire.Session([("w", torch.zeros(3))], method)):
         with pytest.raises(
             ConfigError, match=r"pqasgd says when to talk.*here use what it is made of, 'qsgd"
         ):
-            place("pqasgd")
+            entry("pqasgd")
 
 
 def test_models_that_cannot_be_averaged_are_refused() -> None:
     model, other = normed(), nn.Linear(3, 3)
     both = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ConfigError, match="the optimizer trains 2 tensors that are not the model's"):
-        thinwire.PeriodicSession(model, thinwire.LocalSGD(), both, place=thinwire.Place(0, 1))
+        thinwire.PeriodicSession(model, thinwire.LocalSGD(), both, entry=thinwire.RankInfo(0, 1))
     strange = torch.optim.SGD(other.parameters(), lr=0.1)
     for p in other.parameters():
         p.requires_grad_(False)
     with pytest.raises(ConfigError, match="trains none of the model's parameters"):
-        thinwire.PeriodicSession(model, thinwire.LocalSGD(), strange, place=thinwire.Place(0, 1))
+        thinwire.PeriodicSession(model, thinwire.LocalSGD(), strange, entry=thinwire.RankInfo(0, 1))
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------

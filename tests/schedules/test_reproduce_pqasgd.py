@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
-from thinwire.reproduce.pqasgd import SPEED_UP
+from reproductions.pqasgd import SPEED_UP
+from thinwire.tools.cli import app
 
 
 def test_the_quick_reproduction_runs_and_resumes(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.test_kernel_bytes import measure
-from thinwire.lab import namespaces
+from thinwire.tools.lab import namespaces
 
 STEPS = 16
 PQASGD = "pqasgd(every=4, bits=8)"

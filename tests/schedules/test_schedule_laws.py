@@ -10,7 +10,8 @@ import thinwire
 from tests.hosts.common import batch, flat, mlp
 from tests.laws.cohort import same_state
 from tests.schedules.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed
-from thinwire import Place, Schedule, Session, methods, parse_method, schedules, to_json
+from thinwire import RankInfo, Schedule, Session, methods, parse_method, to_json
+from thinwire import averaging as schedules
 
 EXACT = ("localsgd(every=1)", "periodic(every=1, exchange='dense')", "spasgd(groups=1)")
 
@@ -229,7 +230,7 @@ def test_an_exchange_inside_sees_what_it_would_see_alone() -> None:
     """The mean that `periodic` applies is that of a session over `anchor - params`, residuals included."""
     cohort = Cohort("periodic(every=2, exchange='topk(ratio=0.2)')", 2)
     alone = [
-        Session(mlp().named_parameters(), "topk(ratio=0.2)", place=Place(rank, 2), dense_below=64)
+        Session(mlp().named_parameters(), "topk(ratio=0.2)", rank_info=RankInfo(rank, 2), dense_below=64)
         for rank in range(2)
     ]
     for meeting in range(3):

@@ -8,8 +8,8 @@ import torch
 import thinwire
 from tests.schedules import workers
 from tests.schedules.cohort import CONFIGURATIONS
-from thinwire.launch import Outcome, run_local, start_local
-from thinwire.liveness import GRACE_SECONDS
+from thinwire.net.launch import Outcome, run_local, start_local
+from thinwire.net.liveness import GRACE_SECONDS
 
 SLACK = 6.0
 

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from tests.hosts.common import batch, flat, loaded_together, mlp
 from tests.schedules.cohort import Cohort, normed, sgd
-from thinwire.launch import Worker
-from thinwire.liveness import GRACE_SECONDS
+from thinwire.net.launch import Worker
+from thinwire.net.liveness import GRACE_SECONDS
 
 TIMEOUT = 4.0
 

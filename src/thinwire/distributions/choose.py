@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire import costs
 from thinwire.distributions.cells import PILOT_PER_CELL, QuantileCells
 from thinwire.distributions.counts import ExactCounts
 from thinwire.distributions.grouping import Grouping
@@ -21,6 +20,7 @@ from thinwire.distributions.question import Question
 from thinwire.distributions.raw import Raw
 from thinwire.distributions.recursive_hadamard import RecursiveHadamard
 from thinwire.errors import ConfigError
+from thinwire.net import costs
 
 RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)
 COUNT_LIMIT = 2**31

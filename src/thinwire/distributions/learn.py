@@ -10,9 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from thinwire import wire
-from thinwire.channel import Channel, Place, Program, context_of, together
-from thinwire.costs import Link
+from thinwire.core.channel import Channel, Program, context_of, together
+from thinwire.core.requests import added
 from thinwire.distributions.cells import QuantileCells
 from thinwire.distributions.choose import Plan, plans, table_bits
 from thinwire.distributions.finish import Estimate, fit_warning, fitted
@@ -29,13 +28,15 @@ from thinwire.distributions.protocol import (
 )
 from thinwire.distributions.question import Network, Question, Structure
 from thinwire.drivers.blocking import Blocking
-from thinwire.drivers.process_group import ProcessGroupWire
 from thinwire.errors import ConfigError
-from thinwire.groups import private_groups
-from thinwire.handshake import agree
-from thinwire.meter import Meter
-from thinwire.notices import warn
-from thinwire.sums import added
+from thinwire.log import warn
+from thinwire.net import frames
+from thinwire.net.costs import Link
+from thinwire.net.executor import ProcessGroupExecutor
+from thinwire.net.groups import private_groups
+from thinwire.net.handshake import agree
+from thinwire.net.meter import Meter
+from thinwire.net.rank_info import RankInfo
 
 Sent = Sequence[Messages | Sums]
 Post = Callable[[AnyProtocol, I64], Awaitable[Sent]]
@@ -98,12 +99,12 @@ def learn(
 def learning(
     samples: Any,
     question: Question,
-    place: Place,
+    rank_info: RankInfo,
     result: list[Estimate],
     rng: np.random.Generator | None = None,
 ) -> Program:
     """What one rank does to learn: a coroutine for a driver; appends the answer to `result`."""
-    return _program(samples, question, place, result, rng)
+    return _program(samples, question, rank_info, result, rng)
 
 
 def _is_flat(samples: Sequence[Any]) -> bool:
@@ -204,23 +205,27 @@ def _on_ranks(
 ) -> Estimate:
     (private,) = private_groups(group, 1)
     meter = Meter()
-    network = ProcessGroupWire(private, meter)
+    network = ProcessGroupExecutor(private, meter)
     try:
         agree(question.describe(), network.execute, dist.get_process_group_ranks(private))
         result: list[Estimate] = []
-        Blocking(network.execute).run(learning(samples, question, network.place, result, rng))
+        Blocking(network.execute).run(learning(samples, question, network.rank_info, result, rng))
     finally:
         network.close()
     answer = replace(result[0], wire_bytes=meter.sent_bytes + meter.received_bytes)
-    for warning in answer.warnings if network.place.rank == 0 else ():
+    for warning in answer.warnings if network.rank_info.rank == 0 else ():
         warn("%s", warning)
     return answer
 
 
 async def _program(
-    samples: Any, question: Question, place: Place, result: list[Estimate], rng: np.random.Generator | None
+    samples: Any,
+    question: Question,
+    rank_info: RankInfo,
+    result: list[Estimate],
+    rng: np.random.Generator | None,
 ) -> None:
-    ranks = _Ranks(question, place, rng)
+    ranks = _Ranks(question, rank_info, rng)
     sizes = await ranks.muster(samples)
     result.append(await _answer(question, sizes, ranks.post))
 
@@ -228,9 +233,9 @@ async def _program(
 class _Ranks:
     """The servers are the ranks of a group; everybody is a referee."""
 
-    def __init__(self, question: Question, place: Place, rng: np.random.Generator | None) -> None:
+    def __init__(self, question: Question, rank_info: RankInfo, rng: np.random.Generator | None) -> None:
         self.question = question
-        self.place = place
+        self.rank_info = rank_info
         self.rng = rng
         self.samples: Any = None
         self.context = context_of(repr(question))
@@ -248,21 +253,21 @@ class _Ranks:
         complaints: list[str] = []
         for rank, (theirs, text) in enumerate(await self._gather(parts)):
             if theirs.numel() != 1 or not 0 <= int(theirs[0]) < 2**48:
-                raise wire.PayloadError(f"rank {rank} does not say how many samples it has")
+                raise frames.PayloadError(f"rank {rank} does not say how many samples it has")
             sizes.append(int(theirs[0]))
-            told = wire.to_bytes(text).decode(errors="replace").strip()
+            told = frames.to_bytes(text).decode(errors="replace").strip()
             complaints += [f"rank {rank}: {told}"] if told or not sizes[-1] else []
         if complaints:
             raise ConfigError("; ".join(complaints))
         return np.array(sizes, np.int64)
 
     async def post(self, protocol: AnyProtocol, quota: I64) -> Sent:
-        mine = int(quota[self.place.rank])
+        mine = int(quota[self.rank_info.rank])
         firsts = np.cumsum(quota) - quota
         sent = None
         if mine:
-            own = chosen(self.samples, mine, self.question, self.place.rank)
-            sent = encode(protocol, own, self.rng, int(firsts[self.place.rank]))
+            own = chosen(self.samples, mine, self.question, self.rank_info.rank)
+            sent = encode(protocol, own, self.rng, int(firsts[self.rank_info.rank]))
         if isinstance(protocol, Additive):
             table = protocol.empty() if sent is None else cast(Sums, sent).table
             flat = torch.from_numpy(np.ascontiguousarray(table)).view(-1)
@@ -283,6 +288,6 @@ class _Ranks:
         async def task(ch: Channel) -> None:
             found.append(await ch.gather(parts, ragged=True))
 
-        ch = Channel(self.place, step=0, seed=self.question.seed, key="", device=torch.device("cpu"))
-        await together([task(ch)], self.place, step=0, context=self.context, link=Link())
+        ch = Channel(self.rank_info, step=0, seed=self.question.seed, key="", device=torch.device("cpu"))
+        await together([task(ch)], self.rank_info, step=0, context=self.context, link=Link())
         return found[0]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thinwire import wire
-from thinwire.channel import Program
+from thinwire.core.channel import Program
+from thinwire.net import frames
 
 
-def drive_until_settled(program: Program, execute: Callable[[wire.Primitive], object]) -> wire.Settle | None:
+def drive_until_settled(
+    program: Program, execute: Callable[[frames.Primitive], object]
+) -> frames.Settle | None:
     """Run until the program asks whether the step may be kept, or ends (None)."""
     try:
         request = program.send(None)
-        while not isinstance(request, wire.Settle):
+        while not isinstance(request, frames.Settle):
             try:
                 answer = execute(request)
             except BaseException as error:
@@ -40,7 +42,7 @@ def finish(program: Program, answer: object) -> None:
 class Blocking:
     """The driver for a caller that wants the answer now."""
 
-    def __init__(self, execute: Callable[[wire.Primitive], object]) -> None:
+    def __init__(self, execute: Callable[[frames.Primitive], object]) -> None:
         self._execute = execute
 
     def run(self, program: Program) -> bool:

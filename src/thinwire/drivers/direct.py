@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import torch
 
-from thinwire import wire
 from thinwire.drivers.blocking import finish
 from thinwire.drivers.lanes import Job, Step
-from thinwire.drivers.process_group import ProcessGroupWire
+from thinwire.net import frames
+from thinwire.net.executor import ProcessGroupExecutor
 
 
 class Direct:
     """Issues each program's only operation in the caller's thread; many can be under way at once."""
 
-    def __init__(self, group_wire: ProcessGroupWire) -> None:
-        self._wire = group_wire
+    def __init__(self, executor: ProcessGroupExecutor) -> None:
+        self._executor = executor
         self._broken: list[BaseException] = []
 
     def submit(self, number: int, job: Job) -> None:
@@ -32,9 +32,9 @@ class Direct:
             if broken:
                 raise broken[0]
             op = job.program.send(None)
-            if not isinstance(op, wire.AllReduce):
+            if not isinstance(op, frames.AllReduce):
                 raise AssertionError(f"a memoryless exchange asked for {type(op).__name__}, not for a mean")
-            self._wire.issue(op, lambda error: _arrived(job, op, error, broken))
+            self._executor.issue(op, lambda error: _arrived(job, op, error, broken))
         except StopIteration:
             job.step.leave()
             job.done(None)
@@ -58,7 +58,7 @@ class Direct:
                 errors.append(broken[0])
                 step.fail(broken[0])
 
-        return self._wire.sum_of(tensor.mul_(1.0 / self._wire.place.size), done)
+        return self._executor.sum_of(tensor.mul_(1.0 / self._executor.rank_info.size), done)
 
     def close(self) -> None:
         """Nothing to end: there is no thread."""
@@ -68,7 +68,9 @@ class Direct:
 # holder it would destroy the group there, and a thread cannot wait for its own end.
 
 
-def _arrived(job: Job, op: wire.AllReduce, error: BaseException | None, broken: list[BaseException]) -> None:
+def _arrived(
+    job: Job, op: frames.AllReduce, error: BaseException | None, broken: list[BaseException]
+) -> None:
     try:
         if error is not None:
             raise error

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from thinwire.channel import Program
+from thinwire.core.channel import Program
 from thinwire.drivers.blocking import drive_until_settled, finish
-from thinwire.drivers.process_group import ProcessGroupWire
+from thinwire.net.executor import ProcessGroupExecutor
 
 
 class Step:
@@ -108,8 +108,8 @@ class DeviceScope:
 class Lanes:
     """`overlap=True`: a thread per process group. `overlap=False`: the caller's thread does the work."""
 
-    def __init__(self, wires: Sequence[ProcessGroupWire], *, overlap: bool) -> None:
-        self._wires = list(wires)
+    def __init__(self, executors: Sequence[ProcessGroupExecutor], *, overlap: bool) -> None:
+        self._wires = list(executors)
         self._broken: BaseException | None = None
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []

@@ -7,23 +7,24 @@ from typing import cast
 
 import torch
 
-from thinwire import wire
-from thinwire.channel import Place, Program
-from thinwire.drivers.process_group import cost_of, tally
-from thinwire.meter import Meter
+from thinwire.core.channel import Program
+from thinwire.net import frames
+from thinwire.net.executor import cost_of, tally
+from thinwire.net.meter import Meter
+from thinwire.net.rank_info import RankInfo
 
 
 class Lockstep:
     """Runs the same program on every rank and performs each operation for all of them at once."""
 
     def __init__(self, size: int) -> None:
-        self.places = [Place(rank, size) for rank in range(size)]
+        self.rank_infos = [RankInfo(rank, size) for rank in range(size)]
         self.meters = [Meter() for _ in range(size)]
 
     def run(self, programs: Sequence[Program]) -> bool:
         """Run one program per rank to the end. Returns whether the step was settled as finite."""
-        if len(programs) != len(self.places):
-            raise AssertionError(f"{len(self.places)} ranks, but {len(programs)} programs")
+        if len(programs) != len(self.rank_infos):
+            raise AssertionError(f"{len(self.rank_infos)} ranks, but {len(programs)} programs")
         verdict = True
         answers: Sequence[object] = [None] * len(programs)
         try:
@@ -32,58 +33,58 @@ class Lockstep:
                 if all(request is None for request in requests):
                     return verdict
                 self._check_symmetry(requests)
-                ops = cast("list[wire.Primitive]", requests)
+                ops = cast("list[frames.Primitive]", requests)
                 answers = self.perform(ops)
-                if isinstance(ops[0], wire.Settle):
+                if isinstance(ops[0], frames.Settle):
                     verdict = ops[0].finite
         finally:
             for program in programs:
                 program.close()
 
-    def perform(self, ops: Sequence[wire.Primitive]) -> Sequence[object]:
+    def perform(self, ops: Sequence[frames.Primitive]) -> Sequence[object]:
         """One operation, all ranks."""
         seconds = self.spend(ops)
-        for place, meter, op in zip(self.places, self.meters, ops, strict=True):
-            if not isinstance(op, wire.Settle):
-                cost, length = cost_of(op, place)
+        for rank_info, meter, op in zip(self.rank_infos, self.meters, ops, strict=True):
+            if not isinstance(op, frames.Settle):
+                cost, length = cost_of(op, rank_info)
                 meter.count(op.name, tally(op, cost, length, seconds))
         match ops[0]:
-            case wire.Settle():
-                return [cast(wire.Settle, op).finite for op in ops]
-            case wire.AllReduce():
-                return _all_reduce([cast(wire.AllReduce, op).tensor for op in ops])
-            case wire.AllGather():
+            case frames.Settle():
+                return [cast(frames.Settle, op).finite for op in ops]
+            case frames.AllReduce():
+                return _all_reduce([cast(frames.AllReduce, op).tensor for op in ops])
+            case frames.AllGather():
                 # One copy for all ranks: receivers only read, and a thousand ranks must fit in memory.
-                return [torch.stack([cast(wire.AllGather, op).block for op in ops])] * len(ops)
-            case wire.Broadcast(src=src):
-                blocks = [cast(wire.Broadcast, op).block for op in ops]
+                return [torch.stack([cast(frames.AllGather, op).block for op in ops])] * len(ops)
+            case frames.Broadcast(src=src):
+                blocks = [cast(frames.Broadcast, op).block for op in ops]
                 for block in blocks:
                     block.copy_(blocks[src])
                 return blocks
-            case wire.AllToAll():
-                sends = [cast(wire.AllToAll, op).blocks for op in ops]
+            case frames.AllToAll():
+                sends = [cast(frames.AllToAll, op).blocks for op in ops]
                 return [[sent[rank] for sent in sends] for rank in range(len(ops))]
 
-    def spend(self, ops: Sequence[wire.Primitive]) -> float:
+    def spend(self, ops: Sequence[frames.Primitive]) -> float:
         """How long the operation takes; lock-step knows no time."""
         del ops
         return 0.0
 
-    def _check_symmetry(self, requests: Sequence[wire.Primitive | None]) -> None:
+    def _check_symmetry(self, requests: Sequence[frames.Primitive | None]) -> None:
         """Every rank must issue the same operation with matching sizes, or a real network would hang."""
         described = [_describe(request) for request in requests]
         if len(set(described)) > 1:
             listing = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(described))
             raise AssertionError(f"deadlock: the ranks issue different operations: {listing}")
-        if isinstance(requests[0], wire.AllToAll):
-            ops = cast("list[wire.AllToAll]", requests)
+        if isinstance(requests[0], frames.AllToAll):
+            ops = cast("list[frames.AllToAll]", requests)
             for rank, op in enumerate(ops):
                 sent = tuple(other.blocks[rank].numel() for other in ops)
                 if op.receive != sent:
                     raise AssertionError(f"deadlock: rank {rank} expects {op.receive} bytes, gets {sent}")
 
 
-def _send(program: Program, answer: object) -> wire.Primitive | None:
+def _send(program: Program, answer: object) -> frames.Primitive | None:
     try:
         return program.send(answer)
     except StopIteration:
@@ -99,17 +100,17 @@ def _all_reduce(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return tensors
 
 
-def _describe(request: wire.Primitive | None) -> str:
+def _describe(request: frames.Primitive | None) -> str:
     match request:
         case None:
             return "finished"
-        case wire.AllReduce(tensor=tensor):
+        case frames.AllReduce(tensor=tensor):
             return f"all_reduce of {tensor.numel()} {tensor.dtype}"
-        case wire.AllGather(block=block):
+        case frames.AllGather(block=block):
             return f"all_gather of {block.numel()} bytes"
-        case wire.Broadcast(block=block, src=src):
+        case frames.Broadcast(block=block, src=src):
             return f"broadcast of {block.numel()} bytes from {src}"
-        case wire.AllToAll(blocks=blocks):
+        case frames.AllToAll(blocks=blocks):
             return f"all_to_all of {len(blocks)} blocks"
-        case wire.Settle(finite=finite):
+        case frames.Settle(finite=finite):
             return f"settle({finite})"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire import wire
-from thinwire.costs import Link
 from thinwire.drivers.lockstep import Lockstep
-from thinwire.drivers.process_group import cost_of
+from thinwire.net import frames
+from thinwire.net.costs import Link
+from thinwire.net.executor import cost_of
 
 
 class Simulated(Lockstep):
@@ -35,14 +35,14 @@ class Simulated(Lockstep):
         """Rank `rank` works for this long."""
         self.clocks[rank] += seconds
 
-    def spend(self, ops: Sequence[wire.Primitive]) -> float:
-        if isinstance(ops[0], wire.Settle):
+    def spend(self, ops: Sequence[frames.Primitive]) -> float:
+        if isinstance(ops[0], frames.Settle):
             return 0.0
         begin = max(self.clocks)
         seconds = 0.0
-        for place, link, op in zip(self.places, self.links, ops, strict=True):
-            if not isinstance(op, wire.Settle):
-                cost, _ = cost_of(op, place)
+        for rank_info, link, op in zip(self.rank_infos, self.links, ops, strict=True):
+            if not isinstance(op, frames.Settle):
+                cost, _ = cost_of(op, rank_info)
                 seconds = max(seconds, link.seconds_for(cost))
         self.clocks = [begin + seconds] * len(self.clocks)
         return seconds

@@ -10,20 +10,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.channel import Place
-from thinwire.checkpoint import OnResize
+from thinwire.averaging.base import Schedule
+from thinwire.core.exchange import Exchange
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange
 from thinwire.hosts.auto import attach_auto
 from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
-from thinwire.layout import Layout
-from thinwire.links import Links
-from thinwire.meter import Meter
-from thinwire.registry import Method, parse_method
-from thinwire.schedules.base import Schedule
-from thinwire.schedules.session import PeriodicSession
-from thinwire.session import LossScale, Session
+from thinwire.methods.registry import Method, parse_method
+from thinwire.net.link import Links
+from thinwire.net.meter import Meter
+from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.gradient import LossScale, Session
+from thinwire.sessions.periodic import PeriodicSession
 
 
 class Attached(Protocol):
@@ -36,7 +36,7 @@ class Attached(Protocol):
     @property
     def step(self) -> int: ...
     @property
-    def place(self) -> Place: ...
+    def rank_info(self) -> RankInfo: ...
     @property
     def dense_bytes(self) -> int: ...
     @property

@@ -13,22 +13,23 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thinwire import probing, wire
-from thinwire.channel import Place
-from thinwire.checkpoint import OnResize
-from thinwire.costs import Link
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.exchange import Exchange
 from thinwire.hosts.ddp import attach_gradients
-from thinwire.meter import Meter
-from thinwire.notices import tell
+from thinwire.log import tell
+from thinwire.methods.registry import parse
+from thinwire.net import frames
+from thinwire.net.costs import Link
+from thinwire.net.meter import Meter
+from thinwire.net.rank_info import RankInfo
+from thinwire.predict import probe as probing
 from thinwire.predict.timeline import Compute
-from thinwire.registry import parse
-from thinwire.session import LossScale, Session
+from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.gradient import LossScale, Session
 
 if TYPE_CHECKING:
-    from thinwire.layout import Layout
-from thinwire.links import Links
+    from thinwire.core.layout import Layout
+from thinwire.net.link import Links
 
 # The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
 STEPS = 5
@@ -147,7 +148,7 @@ class AutoSession:
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
         self.session = options.attach(model, parse("dense"))
-        self.decided = self.session.place.size == 1
+        self.decided = self.session.rank_info.size == 1
         self._handle: RemovableHandle | None = None
         if self.decided:
             tell("auto: one rank alone has nobody to talk to: dense")
@@ -166,30 +167,30 @@ class AutoSession:
 
     def _decide(self) -> None:
         self._stop_watching()
-        execute, place = self.session.wires[0].execute, self.place
+        execute, rank_info = self.session.executors[0].execute, self.rank_info
         device = next(self._model.parameters()).device
         if device.type != "cuda":
             device = torch.device("cpu")
-        gloo = self.session.wires[0].group.name() == "gloo"
-        self.link = probing.measure(execute, place, device, gloo=gloo)
-        compute = _slowest(self._watch.compute(), execute, place, device)
-        told = self._plan(compute) if place.rank == 0 else {}
+        gloo = self.session.executors[0].group.name() == "gloo"
+        self.link = probing.measure(execute, rank_info, device, gloo=gloo)
+        compute = _slowest(self._watch.compute(), execute, rank_info, device)
+        told = self._plan(compute) if rank_info.rank == 0 else {}
         said = _from_rank_0(told, execute, device)
         if "error" in said:
             raise ThinwireError(f"auto: rank 0 could not plan: {said['error']}")
         self.reasons = tuple(said["reasons"])
         self._switch(parse(cast(str, said["method"])))
-        if place.rank == 0:
+        if rank_info.rank == 0:
             tell("auto: %s, because %s", self.method, "; ".join(self.reasons))
 
     def _plan(self, compute: Compute) -> dict[str, Any]:
         """What rank 0 thinks best; a failure is told to all, who would wait for ever otherwise."""
-        from thinwire import planning
+        from thinwire.predict import recommend as planning
 
         try:
             described = cast("list[tuple[str, list[int], str]]", self.session.describe()["parameters"])
             shapes = {name: tuple(shape) for name, shape, _ in described}
-            made = planning.make_plan(shapes, self.place.size, cast(Link, self.link), compute, CANDIDATES)
+            made = planning.make_plan(shapes, self.rank_info.size, cast(Link, self.link), compute, CANDIDATES)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return {"method": made.recommended, "reasons": made.reasons}
@@ -231,8 +232,8 @@ class AutoSession:
         return self.session.step
 
     @property
-    def place(self) -> Place:
-        return self.session.place
+    def rank_info(self) -> RankInfo:
+        return self.session.rank_info
 
     @property
     def dense_bytes(self) -> int:
@@ -299,12 +300,14 @@ def attach_auto(
     return AutoSession(model, _Options(overlap, seed, dense_below, scaler, optimizer))
 
 
-def _slowest(compute: Compute, execute: probing.Execute, place: Place, device: torch.device) -> Compute:
+def _slowest(
+    compute: Compute, execute: probing.Execute, rank_info: RankInfo, device: torch.device
+) -> Compute:
     """The slowest rank's times: the others wait for it."""
-    table = torch.zeros(place.size, 3, dtype=torch.float64, device=device)
-    table[place.rank] = torch.tensor([compute.forward, compute.backward, compute.rest])
+    table = torch.zeros(rank_info.size, 3, dtype=torch.float64, device=device)
+    table[rank_info.rank] = torch.tensor([compute.forward, compute.backward, compute.rest])
     flat = table.view(-1)
-    execute(wire.AllReduce(flat, flat.numel() * 8))
+    execute(frames.AllReduce(flat, flat.numel() * 8))
     forward, backward, rest = cast("list[float]", table[table.sum(1).argmax()].tolist())
     return Compute(forward, backward, rest)
 
@@ -315,9 +318,9 @@ def _from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torc
     text = json.dumps(told).encode()[:DECISION_BYTES]
     block[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     block = block.to(device)
-    execute(wire.Broadcast(block, 0, DECISION_BYTES))
+    execute(frames.Broadcast(block, 0, DECISION_BYTES))
     try:
-        said = json.loads(wire.to_bytes(block.cpu()).rstrip(b"\0"))
+        said = json.loads(frames.to_bytes(block.cpu()).rstrip(b"\0"))
     except ValueError:
         raise ThinwireError("auto: what rank 0 said is not a decision") from None
     if not isinstance(said, dict) or not ("error" in said or {"method", "reasons"} <= set(cast(Any, said))):

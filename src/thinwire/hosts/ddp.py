@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire.core.exchange import Exchange
+from thinwire.core.layout import Layout
+from thinwire.core.plan import View
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step
+from thinwire.drivers.streams import LaneStreams, future_for
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.exchange import Exchange
-from thinwire.hosts.streams import LaneStreams, future_for
-from thinwire.layout import Layout
-from thinwire.plan import View
-from thinwire.session import LossScale, Session
+from thinwire.sessions.gradient import LossScale, Session
 
 LANES = 2
 
@@ -93,7 +93,7 @@ def attach_gradients(
         optimizer=optimizer,
         lanes=lanes,
     )
-    driver = Direct(session.wires[0]) if direct else Lanes(session.wires, overlap=overlap)
+    driver = Direct(session.executors[0]) if direct else Lanes(session.executors, overlap=overlap)
     host = _DdpHost(session, names, driver)
     if switch is None:
         switch = _Switch(group)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.averaging.base import Schedule
 from thinwire.errors import ConfigError
-from thinwire.schedules.base import Schedule
-from thinwire.schedules.session import PeriodicSession
-from thinwire.session import LossScale
+from thinwire.sessions.gradient import LossScale
+from thinwire.sessions.periodic import PeriodicSession
 
 _scheduled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

@@ -1,6 +1,6 @@
 """The methods, one file each. A new one is a file here and a line below."""
 
-from thinwire.exchange import Exchange
+from thinwire.core.exchange import Exchange
 from thinwire.methods.a2sgd import A2SGD
 from thinwire.methods.dense import BF16, FP16, Dense
 from thinwire.methods.dgc import DGC

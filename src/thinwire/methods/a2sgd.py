@@ -7,11 +7,12 @@ from typing import ClassVar, cast
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Scope, State, Traits
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange, Scope, State, Traits
-from thinwire.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange, State, Traits
-from thinwire.layout import Layout
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, State, Traits
+from thinwire.core.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import ClassVar, cast
 
 import torch
 
-from thinwire import checks
-from thinwire.channel import Channel
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Traits, momentum
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange, Traits, momentum
-from thinwire.layout import Layout
+from thinwire.methods.families.memories import Residual, SparseMemory
+from thinwire.methods.families.selectors import Largest, Selector
+from thinwire.methods.families.sparse import OwnIndices, WithRatio
 from thinwire.methods.heavyball import HeavyBall, corrected
-from thinwire.parts.memories import Residual, SparseMemory
-from thinwire.parts.own_indices import OwnIndices, WithRatio
-from thinwire.parts.selectors import Largest, Selector
 
 
 @dataclass

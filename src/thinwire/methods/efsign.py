@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thinwire.parts.signs import ScaledSigns
+from thinwire.methods.families.signs import ScaledSigns
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Scope, State, Traits
+from thinwire.core.layout import Layout
 from thinwire.errors import PayloadError
-from thinwire.exchange import Exchange, Scope, State, Traits
-from thinwire.layout import Layout
-from thinwire.parts import indices as index_code
+from thinwire.methods.families import indices as index_code
 
 EVERYTHING = torch.finfo(torch.float32).max
 INDEX_BITS = 2**31 - 1

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange, State, Traits, momentum
-from thinwire.layout import Layout
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, State, Traits, momentum
+from thinwire.core.layout import Layout
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from thinwire import checks
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange
-from thinwire.parts.lazy import UNCODED, Counts, Lazy, LazyState, Upload, squared_norm
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange
+from thinwire.methods.families.lazy import UNCODED, Counts, Lazy, LazyState, Upload, squared_norm
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LAG(Lazy):
     Args:
         rule: "wk", or "ps", which looks at the way of the parameters in place of the gradient. L_i is the
             largest ratio of the two seen at an upload. To save the computation of gradients as well, see
-            `thinwire.optimize.lazy_gd`.
+            `thinwire.convex.lazy_gd`.
         window: D, the steps that R_k adds up.
         xi: their weight; 0 skips nothing. The paper has 0.1 for "wk" and 1 for "ps".
 

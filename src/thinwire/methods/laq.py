@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange
+from thinwire.methods.families.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload
 from thinwire.methods.lag import check_bound
-from thinwire.parts.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload
 
 # Codes of fewer bits lose so much of a change that the rule skips it, even with entries of short tails.
 COARSE = 4

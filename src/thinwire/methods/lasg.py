@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 
-from thinwire import checks
-from thinwire.channel import Channel
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange
+from thinwire.methods.families.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload, squared_norm
 from thinwire.methods.lag import check_bound
-from thinwire.parts.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload, squared_norm
 
 if TYPE_CHECKING:
-    from thinwire.session import Session
+    from thinwire.sessions.gradient import Session
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.kernels.natural import NOT_FINITE
-from thinwire.parts.gathered import Gathered, Parts
+from thinwire.methods.families.quantised import Gathered, Parts
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from thinwire import kernels
-from thinwire.parts.gathered import Gathered, Parts, lengthened
+from thinwire.methods.families.quantised import Gathered, Parts, lengthened
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import ClassVar, cast
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange, State, Traits, replicated, residual
-from thinwire.layout import Layout, Slot
-from thinwire.parts.memories import DenseMemory
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, State, Traits, replicated, residual
+from thinwire.core.layout import Layout, Slot
+from thinwire.methods.families.memories import DenseMemory
 
 
 @dataclass

@@ -9,9 +9,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.exchange import Exchange
-from thinwire.parts.gathered import Gathered, Parts
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.exchange import Exchange
+from thinwire.methods.families.quantised import Gathered, Parts
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange, Scope, Traits
-from thinwire.layout import Layout
-from thinwire.parts.memories import Residual
-from thinwire.parts.selectors import kept
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.layout import Layout
+from thinwire.methods.families.memories import Residual
+from thinwire.methods.families.selectors import kept
 
 
 @dataclass(frozen=True)

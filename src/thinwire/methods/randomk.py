@@ -7,14 +7,15 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange, Traits
-from thinwire.layout import Layout
-from thinwire.parts.memories import Residual, SparseMemory
-from thinwire.parts.own_indices import OwnIndices, WithRatio
-from thinwire.parts.selectors import AtRandom, Selector
+from thinwire.methods.families.memories import Residual, SparseMemory
+from thinwire.methods.families.selectors import AtRandom, Selector
+from thinwire.methods.families.sparse import OwnIndices, WithRatio
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from thinwire.channel import Channel
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.layout import Layout, Slot
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.exchange import Exchange, Traits
-from thinwire.layout import Layout, Slot
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
@@ -117,7 +117,7 @@ class Route(Exchange):
 @lru_cache(maxsize=256)
 def parsed(method: str) -> Exchange:
     """A method inside a method."""
-    from thinwire.registry import parse
+    from thinwire.methods.registry import parse
 
     return parse(method)
 

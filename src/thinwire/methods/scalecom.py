@@ -7,15 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError, PayloadError
-from thinwire.exchange import Exchange, Scope, Traits
 from thinwire.kernels.scatter import ascending_in_range
-from thinwire.layout import Layout
-from thinwire.parts import indices as index_code
-from thinwire.parts.memories import Residual
-from thinwire.parts.selectors import kept
+from thinwire.methods.families import indices as index_code
+from thinwire.methods.families.memories import Residual
+from thinwire.methods.families.selectors import kept
 
 # An offset in a chunk travels in one byte or in two.
 LONGEST_CHUNK = 2**16

@@ -9,13 +9,14 @@ from typing import ClassVar, Literal, cast
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange, Traits
-from thinwire.layout import Layout
-from thinwire.parts.gathered import Parts, lengthened
-from thinwire.parts.memories import DenseMemory
-from thinwire.parts.signs import ScaledSigns, magnitudes
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.layout import Layout
+from thinwire.methods.families.memories import DenseMemory
+from thinwire.methods.families.quantised import Parts, lengthened
+from thinwire.methods.families.signs import ScaledSigns, magnitudes
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange, Scope, State, Traits, momentum, residual
-from thinwire.layout import Layout
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, Scope, State, Traits, momentum, residual
+from thinwire.core.layout import Layout
+from thinwire.methods.families.selectors import kept
 from thinwire.methods.heavyball import HeavyBall
-from thinwire.parts.selectors import kept
 
 # Entries are hashed in blocks of 64 to neighbouring columns: with fewer, a block collides with itself.
 FEWEST_COLS = 64

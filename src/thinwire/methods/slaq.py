@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from thinwire import checks
-from thinwire.exchange import Exchange
+from thinwire.core import checks
+from thinwire.core.exchange import Exchange
+from thinwire.methods.families.lazy import UNCODED
 from thinwire.methods.laq import QuantisedLazy
-from thinwire.parts.lazy import UNCODED
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.exchange import Exchange, Traits
-from thinwire.parts.gathered import Gathered, Parts, lengthened
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.exchange import Exchange, Traits
+from thinwire.methods.families.quantised import Gathered, Parts, lengthened
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from thinwire.channel import Channel
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange
-from thinwire.parts.own_indices import OwnIndices
-from thinwire.parts.selectors import Above, Selector
+from thinwire.methods.families.selectors import Above, Selector
+from thinwire.methods.families.sparse import OwnIndices
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from thinwire.channel import Channel
-from thinwire.exchange import Exchange
-from thinwire.parts.own_indices import OwnIndices, WithRatio
-from thinwire.parts.selectors import Largest, Selector
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange
+from thinwire.methods.families.selectors import Largest, Selector
+from thinwire.methods.families.sparse import OwnIndices, WithRatio
 
 
 @dataclass(frozen=True)

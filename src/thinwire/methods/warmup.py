@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from thinwire import checks, kernels
-from thinwire.channel import Channel
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import Exchange, State, Traits
+from thinwire.core.layout import Layout, Slot
 from thinwire.errors import ConfigError
-from thinwire.exchange import Exchange, State, Traits
-from thinwire.layout import Layout, Slot
 from thinwire.methods.route import Route, parsed
 
 

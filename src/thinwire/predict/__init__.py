@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from thinwire.costs import Link
+from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes, ddp_buckets
 from thinwire.predict.mirror import Job, Round
 from thinwire.predict.profiles import Host, Profile, profile, profiles

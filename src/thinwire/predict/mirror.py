@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire import wire
-from thinwire.channel import Place, Program
-from thinwire.costs import Cost
-from thinwire.drivers.process_group import cost_on_gloo
+from thinwire.core.channel import Program
+from thinwire.net import frames
+from thinwire.net.costs import Cost
+from thinwire.net.executor import cost_on_gloo
+from thinwire.net.rank_info import RankInfo
 
 # Up to so many bytes gathered blocks get memory of their own, as on a real network: reading a small block
 # from the cache again and again would make decoding look cheaper than it is.
@@ -67,8 +68,8 @@ class ElsewhereError(Exception):
 class Mirror:
     """Runs one rank's program in a group whose other ranks hold the same data."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info = rank_info
         self._broadcast: torch.Tensor | None = None
 
     def run(self, program: Program, *, to_the_end: bool = True) -> Job:
@@ -85,37 +86,37 @@ class Mirror:
                     rest = time.perf_counter() - began
                     return Job(tuple(rounds), closing if settles else rest, settles, rest if settles else 0.0)
                 work = time.perf_counter() - began
-                if isinstance(request, wire.Settle):
+                if isinstance(request, frames.Settle):
                     if not to_the_end:
                         return Job(tuple(rounds), work, True, 0.0)
                     closing, settles, answer = work, True, request.finite
                     continue
-                cost, length = cost_on_gloo(request, self.place)
+                cost, length = cost_on_gloo(request, self.rank_info)
                 rounds.append(Round(request.name, work, length, cost.sent, cost.received, cost.hops))
                 answer = self._answer(request)
         finally:
             program.close()
 
-    def _answer(self, op: wire.Primitive) -> object:
-        size = self.place.size
+    def _answer(self, op: frames.Primitive) -> object:
+        size = self.rank_info.size
         match op:
-            case wire.AllReduce():
+            case frames.AllReduce():
                 return op.tensor.mul_(size)
-            case wire.AllGather():
+            case frames.AllGather():
                 apart = size * op.block.numel() <= OWN_MEMORY
                 return op.block.repeat(size, 1) if apart else op.block.expand(size, -1)
-            case wire.Broadcast():
+            case frames.Broadcast():
                 return self._from(op)
-            case wire.AllToAll():
-                mine = op.blocks[self.place.rank]
+            case frames.AllToAll():
+                mine = op.blocks[self.rank_info.rank]
                 apart = size * mine.numel() <= OWN_MEMORY
                 return [mine.clone() if apart else mine for _ in range(size)]
-            case wire.Settle():
+            case frames.Settle():
                 return op.finite
 
-    def _from(self, op: wire.Broadcast) -> torch.Tensor:
+    def _from(self, op: frames.Broadcast) -> torch.Tensor:
         """This rank's own block; in place of another one's, what this rank has broadcast before."""
-        if op.src == self.place.rank:
+        if op.src == self.rank_info.rank:
             self._broadcast = op.block.clone()
         elif self._broadcast is None or self._broadcast.shape != op.block.shape:
             raise ElsewhereError(op.src)

@@ -12,16 +12,17 @@ from typing import Any, Literal
 
 import torch
 
-from thinwire.channel import Place, Program
-from thinwire.costs import Link
+from thinwire.core.channel import Program
+from thinwire.core.plan import View
 from thinwire.errors import ConfigError
-from thinwire.plan import View
+from thinwire.methods.registry import parse
+from thinwire.net.costs import Link
+from thinwire.net.rank_info import RankInfo
 from thinwire.predict.buckets import Shapes, ddp_buckets
 from thinwire.predict.mirror import ElsewhereError, Job, Mirror, Round
 from thinwire.predict.timeline import Compute, Driver, step_seconds, transfer_seconds
-from thinwire.preparation import prepare_for
-from thinwire.registry import parse
-from thinwire.session import Session
+from thinwire.sessions.gradient import Session
+from thinwire.sessions.preparation import prepare_for
 
 Host = Literal["ddp", "average"]
 
@@ -258,7 +259,9 @@ class _Player:
         self.shares = tuple(size / max(1, entries) for size in sizes)
         if traits.scope == "model":
             self.shares = (1.0,)
-        session = Session(self._parameters(), self.exchange, place=Place(0, 1), dense_below=dense_below)
+        session = Session(
+            self._parameters(), self.exchange, rank_info=RankInfo(0, 1), dense_below=dense_below
+        )
         slots = [layout.slots[0] for layout in session.checkpoint_layouts().values()]
         exchanges = {session.route.exchange_for(slot) for slot in slots}
         self.data_dependent = session.payload_bytes() is None
@@ -293,7 +296,10 @@ class _Player:
         rank = 0
         for _ in range(2):
             session = Session(
-                self._parameters(), self.exchange, place=Place(rank, workers), dense_below=self.dense_below
+                self._parameters(),
+                self.exchange,
+                rank_info=RankInfo(rank, workers),
+                dense_below=self.dense_below,
             )
             session.step = step
             try:
@@ -303,7 +309,7 @@ class _Player:
         raise AssertionError(f"{self.exchange}: every rank waits for another one's broadcast")
 
     def _played(self, session: Session, repeats: int) -> tuple[Job, ...]:
-        mirror = Mirror(session.place)
+        mirror = Mirror(session.rank_info)
         if not repeats:
             return tuple(mirror.run(each, to_the_end=False) for each in self._programs(session, 0))
         played = [
@@ -327,8 +333,8 @@ class _Player:
 
     def _reconciliation(self, workers: int) -> Job:
         copies = [(name, tensor.clone()) for name, tensor in self._parameters()]
-        session = Session(copies, self.exchange, place=Place(0, workers), dense_below=self.dense_below)
-        return Mirror(session.place).run(session.reconciliation())
+        session = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
+        return Mirror(session.rank_info).run(session.reconciliation())
 
 
 def _gradients(shapes: Shapes, given: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from thinwire.costs import TCP_FRAMING, Link
+from thinwire.net.costs import TCP_FRAMING, Link
 from thinwire.predict.mirror import Job, Round
 
 LANES = 2

@@ -1,0 +1,192 @@
+"""Predicted step times against measured ones, on real slow links of the lab."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import predict
+from thinwire.methods.registry import parse
+from thinwire.net.launch import Worker, run_local
+from thinwire.predict.buckets import Shapes
+from thinwire.predict.probe import probe
+from thinwire.tools.lab.hosts import hosts_for
+
+LINKS = ("lab:50mbit", "lab:100mbit", "lab:1000mbit")
+METHODS = ("dense", "fp16", "topk(ratio=0.01)", "qsgd(bits=4)", "powersgd(rank=4)")
+WORKERS = 4
+WITHIN = 0.25
+BATCH = 64
+WARM_UP = 3
+LEAST_STEPS, MOST_STEPS, SECONDS = 5, 25, 6.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one link; seconds of a step."""
+
+    link: str
+    method: str
+    predicted: float
+    measured: float
+    compute: float
+    compression: float
+    wire: float
+    """All operations one after the other, on the probed link."""
+    probed_latency: float
+    probed_bandwidth: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def passed(self) -> bool:
+        return abs(self.error) <= WITHIN
+
+
+def network() -> nn.Module:
+    """The size of the MNIST network 784-1024-1024-10."""
+    layers: list[nn.Module] = [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(1024, 10))
+
+
+def run(
+    links: Sequence[str] = LINKS,
+    chosen: Sequence[str] = METHODS,
+    workers: int = WORKERS,
+    progress: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Probe each link, predict, then train for a few seconds with each method, on all workers at once."""
+    methods = [str(parse(text)) for text in chosen]
+
+    def on_report(rank: int, message: str) -> None:
+        if progress is not None and rank == 0:
+            progress(message)
+
+    rows: list[Row] = []
+    for text in links:
+        with hosts_for(text, workers) as hosts:
+            found = run_local(
+                _work,
+                workers,
+                text,
+                methods,
+                timeout=1800,
+                group_timeout=300,
+                on_report=on_report,
+                hosts=hosts,
+            )
+        rows += found[0]
+    return rows
+
+
+def _work(worker: Worker, link: str, methods: Sequence[str]) -> list[Row]:
+    torch.set_num_threads(1)
+    # The workers share this machine: all of them measure at once, and none has a core to spare then.
+    cores = max(1.0, (os.cpu_count() or 1) / worker.size)
+    probed = probe()
+    shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
+    rows: list[Row] = []
+    for method in methods:
+        worker.report(f"{method} on {link}")
+        compute, profiles, measured = _measured(method, shapes)
+        predicted = [each.step_seconds(probed, compute, cores=cores) for each in profiles]
+        coding = [each.compression_seconds for each in profiles]
+        rows.append(
+            Row(
+                link,
+                method,
+                _slowest(statistics.median(predicted)),
+                measured,
+                compute.seconds,
+                statistics.median(coding),
+                profiles[0].link_seconds(probed),
+                probed.latency,
+                probed.bandwidth,
+            )
+        )
+    return rows
+
+
+def _slowest(seconds: float) -> float:
+    """The group waits for the last one."""
+    told = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
+
+
+class _Training:
+    """A small network on noise: what it learns does not matter here."""
+
+    def __init__(self) -> None:
+        self.model = DistributedDataParallel(network())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        rng = torch.Generator().manual_seed(dist.get_rank())
+        self.images = torch.randn(BATCH, 784, generator=rng)
+        self.labels = torch.randint(10, (BATCH,), generator=rng)
+
+    def step(self) -> tuple[float, float, float]:
+        """Seconds forward, backward and for the rest."""
+        marks = [time.perf_counter()]
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model(self.images), self.labels)
+        marks.append(time.perf_counter())
+        loss.backward()
+        marks.append(time.perf_counter())
+        self.optimizer.step()
+        marks.append(time.perf_counter())
+        return marks[1] - marks[0], marks[2] - marks[1], marks[3] - marks[2]
+
+
+def _silent_hook() -> Callable[..., Any]:
+    """Sends nothing. Without annotations: DDP refuses those that are strings."""
+
+    def hook(state, bucket):  # pyright: ignore[reportUnknownParameterType, reportMissingParameterType]
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(cast(dist.GradBucket, bucket).buffer())
+        return done
+
+    return cast("Callable[..., Any]", hook)
+
+
+def _measured(method: str, shapes: Shapes) -> tuple[predict.Compute, list[predict.Profile], float]:
+    """Steps that send nothing, the method's work alone, and whole steps, by turns.
+
+    By turns, because what else the machine does comes and goes. The steps that send nothing are under DDP,
+    so that its copying of buckets counts.
+    """
+    from thinwire.hosts import attach
+
+    silent, training = _Training(), _Training()
+    cast(Any, silent.model).register_comm_hook(None, _silent_hook())
+    session = attach(training.model, method)
+    parts: list[tuple[float, float, float]] = []
+    profiles: list[predict.Profile] = []
+    taken: list[float] = []
+    for turn in range(WARM_UP + MOST_STEPS):
+        dist.barrier()
+        alone = silent.step()
+        slowed = _slowest(sum(alone)) / sum(alone)
+        profile = predict.profile(method, shapes, dist.get_world_size(), repeats=1)
+        dist.barrier()
+        whole = _slowest(sum(training.step()))
+        if turn >= WARM_UP:
+            parts.append((alone[0] * slowed, alone[1] * slowed, alone[2] * slowed))
+            profiles.append(profile)
+            taken.append(whole)
+        if len(taken) >= LEAST_STEPS and sum(taken) > SECONDS:
+            break
+    session.detach()
+    compute = predict.Compute(*(statistics.median(part) for part in zip(*parts, strict=True)))
+    return compute, profiles, statistics.median(taken)

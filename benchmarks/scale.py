@@ -1,0 +1,110 @@
+"""How each method's bytes and rounds grow with the number of workers, on a simulated network.
+
+The very coroutines that train run here, one per worker, in lock-step. Workers share a few gradients and
+one output tensor, so that a thousand of them fit in memory; what each remembers is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.core.plan import View
+from thinwire.drivers.simulated import Simulated
+from thinwire.methods.registry import methods, parse
+from thinwire.net.costs import Link
+from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.gradient import Session
+
+WORKERS = (4, 16, 64, 256, 1024)
+DEFAULT_SIZE = 1_000_000
+# Forms of a method whose growth differs from that of its default.
+ALSO = ("topk(reduce='gather')", "topk(reduce='split')", "qsgd(reduce='gather')")
+# Every worker of a gather decodes every other one's code of the whole tensor: hours beyond this.
+DECODED_ENTRIES = 3e10
+DISTINCT_GRADIENTS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one number of workers; bytes are per worker and step."""
+
+    method: str
+    workers: int
+    sent_bytes: int
+    received_bytes: int
+    rounds: int
+    link_seconds: float
+
+
+def line_up() -> list[str]:
+    return [str(cls()) for cls in methods().values()] + [str(parse(text)) for text in ALSO]
+
+
+def run(
+    chosen: Sequence[str] = (),
+    workers: Sequence[int] = WORKERS,
+    size: int = DEFAULT_SIZE,
+    link: Link | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> list[Row]:
+    """One step of every method at every number of workers. What would take hours is left out."""
+    rows: list[Row] = []
+    for text in chosen or line_up():
+        for count in workers:
+            if progress is not None:
+                progress(text, count)
+            if feasible(text, count, size):
+                rows.append(measure(text, count, size, link or Link()))
+    return rows
+
+
+def feasible(text: str, workers: int, size: int) -> bool:
+    """Whether a laptop can play all workers of this method in minutes."""
+    codes_everything = getattr(parse(text), "reduce", "") == "gather" and not hasattr(parse(text), "ratio")
+    return not codes_everything or workers**2 * size <= DECODED_ENTRIES
+
+
+def measure(text: str, workers: int, size: int, link: Link) -> Row:
+    """The second step: what a method sends only once, at its beginning, is not what it costs."""
+    columns = max(1, int(size**0.5))
+    shape = (max(1, size // columns), columns)
+    rng = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(shape, generator=rng).view(-1) for _ in range(min(workers, DISTINCT_GRADIENTS))]
+    network = Simulated(workers, link)
+    sessions = [
+        Session([("matrix", torch.empty(shape, device="meta"))], text, rank_info=RankInfo(rank, workers))
+        for rank in range(workers)
+    ]
+    layout = sessions[0].layout(["matrix"], torch.device("cpu"))
+    out = torch.empty(shape[0] * shape[1])
+    before = network.meters[0].total
+    clock = 0.0
+    for _ in range(2):
+        before, clock = network.meters[0].total, max(network.clocks)
+        programs = [
+            session.program([View(layout, gradients[rank % len(gradients)], out)])
+            for rank, session in enumerate(sessions)
+        ]
+        for session in sessions:
+            session.begin_step()
+        kept = network.run(programs)
+        for session in sessions:
+            session.end_step(kept)
+    spent = network.meters[0].total.minus(before)
+    return Row(
+        text,
+        workers,
+        spent.sent_bytes,
+        spent.received_bytes,
+        spent.operations,
+        max(network.clocks) - clock,
+    )
+
+
+def growth(rows: Sequence[Row]) -> float:
+    """How much more the busiest measured worker count sends than the fewest."""
+    ordered = sorted(rows, key=lambda row: row.workers)
+    return ordered[-1].sent_bytes / max(1, ordered[0].sent_bytes)

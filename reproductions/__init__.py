@@ -1,0 +1,35 @@
+"""The papers' central claims, run again at a size that a laptop can do: `python -m reproductions NAME`."""
+
+from __future__ import annotations
+
+import importlib
+
+from reproductions.base import Claim, Context, Outcome, Reproduction
+from thinwire.errors import ConfigError
+
+__all__ = ["Claim", "Context", "Outcome", "Reproduction", "find", "names"]
+
+# In the order of docs/reproductions.md. Each module of this package has a REPRODUCTION.
+NAMES: tuple[str, ...] = (
+    "pqasgd",
+    "gaussiank",
+    "a2sgd",
+    "sketched",
+    "scalecom",
+    "asylpg",
+    "distributions",
+    "lag",
+    "laq",
+    "gspar",
+    "sparse",
+)
+
+
+def names() -> tuple[str, ...]:
+    return NAMES
+
+
+def find(name: str) -> Reproduction:
+    if name not in NAMES:
+        raise ConfigError(f"there is no reproduction {name!r}; there are: {', '.join((*NAMES, 'all'))}")
+    return importlib.import_module(f"reproductions.{name}").REPRODUCTION

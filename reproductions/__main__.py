@@ -1,0 +1,5 @@
+"""`python -m reproductions`."""
+
+from reproductions.cli import app
+
+app(prog_name="python -m reproductions")

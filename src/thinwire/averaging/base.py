@@ -1,0 +1,207 @@
+"""A schedule decides when the replicas talk, and about what: their parameters instead of every gradient."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from thinwire.core import checks
+from thinwire.core.config import Configured
+from thinwire.core.exchange import Exchange
+from thinwire.errors import ConfigError
+
+MOMENTA = ("keep", "reset", "average")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The step that the common model takes along the mean of `anchor - params`.
+
+    v <- mu v + g,  anchor <- anchor - lr (g + mu v): Nesterov; with lr = 1 and mu = 0 the mean of the
+    replicas themselves.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, velocity: torch.Tensor | None) -> None:
+        """In place, from numbers that are equal on all ranks: so is the result."""
+        if velocity is not None:
+            velocity.mul_(self.momentum).add_(mean)
+            mean = mean.add(velocity, alpha=self.momentum)
+        anchor.sub_(mean, alpha=self.lr)
+
+
+@dataclass(frozen=True)
+class ScheduleBase(Configured, ABC):
+    """What a schedule says of itself; apart from `Schedule` so that a method's own options come first."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> Exchange:
+        """What `anchor - params` goes through."""
+
+    @property
+    @abstractmethod
+    def period(self) -> int:
+        """Steps of a cycle, in which every coordinate is averaged once."""
+
+    @property
+    def outer(self) -> Outer:
+        return Outer()
+
+    @property
+    def whole_tensors(self) -> bool:
+        """Whether a fragment consists of whole tensors; otherwise of equally many coordinates."""
+        return True
+
+    @property
+    def fragment_count(self) -> int:
+        return 1
+
+    @property
+    def late(self) -> int:
+        """A result is applied so many steps after it was asked for."""
+        return 0
+
+    @property
+    def local_share(self) -> float:
+        """How much of a rank's own parameters stays when a late result is applied."""
+        return 0.0
+
+    def cycle_steps(self, cycle: int) -> int:
+        """Steps of cycle number `cycle`, counted from the end of the warm-up."""
+        del cycle
+        return self.period
+
+    def fragment_order(self, cycle: int, seed: int) -> list[int]:
+        """In which order the fragments of a cycle meet."""
+        del cycle, seed
+        return list(range(self.fragment_count))
+
+
+def _aside(default: Any) -> Any:
+    """An option that is named in the method string only where it differs from its default."""
+    return field(default=default, metadata={"main": False})
+
+
+@dataclass(frozen=True)
+class Schedule(ScheduleBase):
+    """A frozen configuration: every rank trains by itself, and after some steps the replicas meet.
+
+    At a meeting `anchor - params` goes through an exchange, the anchor (the last common model) takes the
+    outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
+
+    Options of all schedules:
+
+    warmup: meet after every one of the first so many steps.
+    momentum: what becomes of the optimizer's memory (momentum, second moments) at a meeting: "keep" leaves
+        it to each rank, "reset" forgets it, "average" costs a dense mean of it.
+    buffers: average floating-point buffers (batch-norm statistics) as well, once a cycle.
+    anchor: "device" keeps the last common model beside the parameters, "cpu" in main memory; in float32
+        (float64 for float64 parameters) either way.
+    """
+
+    warmup: int = _aside(0)
+    momentum: Literal["keep", "reset", "average"] = _aside("keep")
+    buffers: bool = _aside(True)
+    anchor: Literal["device", "cpu"] = _aside("device")
+
+    def __post_init__(self) -> None:
+        checks.at_least(self.name, "warmup", self.warmup, 0)
+        checks.one_of(self.name, "momentum", self.momentum, MOMENTA)
+        checks.flag(self.name, "buffers", self.buffers)
+        checks.one_of(self.name, "anchor", self.anchor, ("device", "cpu"))
+        traits = self.inner.traits
+        if traits.owns_momentum:
+            raise ConfigError(
+                f"{self.name}: {self.inner.name} keeps a momentum of gradients, and what meets here are "
+                "parameters; take topk or qsgd, and outer_momentum"
+            )
+        if not traits.consensus:
+            raise ConfigError(
+                f"{self.name}: {self.inner.name} gives every rank a result of its own, so the replicas "
+                "would never be equal; take one with the trait consensus, such as qsgd or topk"
+            )
+
+
+@dataclass(frozen=True)
+class PeriodOptions(Schedule):
+    """Options of the schedules with a period:
+
+    grow: every cycle is so many times as long as the one before.
+    longest: but never longer than this.
+    fragments: cut the model into so many sets of tensors that meet one after the other, evenly spread over
+        the cycle, instead of all at its end.
+    overlap: apply a result so many steps after it was asked for; the steps in between go on beside the
+        communication. None: 1 with several fragments, otherwise 0.
+    blend: the share of its own parameters that a rank keeps when a late result is applied; with 0 the
+        replicas are equal then, and what the steps in between have done to the fragment is dropped.
+    """
+
+    grow: float = _aside(1.0)
+    longest: int | None = _aside(None)
+    fragments: int = _aside(1)
+    overlap: int | None = _aside(None)
+    blend: float = _aside(0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.at_least(self.name, "every", self.period, 1)
+        checks.positive(self.name, "grow", self.grow)
+        if self.grow < 1:
+            raise ConfigError(f"{self.name}: grow must be 1 or more, not {self.grow!r}")
+        if self.longest is not None:
+            checks.at_least(self.name, "longest", self.longest, self.period)
+        elif self.grow > 1:
+            raise ConfigError(
+                f"{self.name}: with grow={self.grow!r} cycles get longer without end; give longest"
+            )
+        checks.at_least(self.name, "fragments", self.fragments, 1)
+        if self.fragments > self.period:
+            raise ConfigError(
+                f"{self.name}: {self.fragments} fragments cannot meet one after the other in a cycle of "
+                f"every={self.period} steps"
+            )
+        if self.overlap is not None:
+            checks.at_least(self.name, "overlap", self.overlap, 0)
+        if self.late and self.late >= self.period:
+            raise ConfigError(
+                f"{self.name}: overlap={self.late} must be less than every={self.period}: a fragment's "
+                "result is applied before the fragment meets again"
+            )
+        share = self.blend
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"{self.name}: blend must be a number from 0 up and below 1, not {share!r}")
+        if share and not self.late:
+            raise ConfigError(f"{self.name}: blend is for results that come late; give overlap as well")
+        if self.late and self.momentum == "average":
+            raise ConfigError(
+                f"{self.name}: momentum='average' needs overlap=0: a late mean would undo the steps since"
+            )
+
+    @property
+    def fragment_count(self) -> int:
+        return self.fragments
+
+    @property
+    def late(self) -> int:
+        if self.overlap is None:
+            return 1 if self.fragments > 1 and self.period > 1 else 0
+        return self.overlap
+
+    @property
+    def local_share(self) -> float:
+        return self.blend
+
+    def cycle_steps(self, cycle: int) -> int:
+        if self.grow == 1:
+            return self.period
+        assert self.longest is not None
+        # Beyond this exponent the limit is reached for certain; the power itself would overflow one day.
+        enough = math.log(self.longest / self.period) / math.log(self.grow) + 1
+        return min(self.longest, int(self.period * self.grow ** min(cycle, enough)))

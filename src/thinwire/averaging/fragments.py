@@ -1,0 +1,160 @@
+"""The model in fragments: stretches of memory that meet together, each with its anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.averaging.base import Outer
+from thinwire.core.layout import Layout
+from thinwire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or a stretch of one."""
+
+    name: str
+    parameter: torch.Tensor
+    start: int
+    stop: int
+
+    @property
+    def whole(self) -> bool:
+        return self.stop - self.start == self.parameter.numel()
+
+    @property
+    def key(self) -> str:
+        return self.name if self.whole else f"{self.name}[{self.start}:{self.stop}]"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.shape) if self.whole else (self.stop - self.start,)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same stretch of a tensor that is shaped like the parameter; a view of it if it is cut."""
+        return tensor.detach() if self.whole else tensor.detach().view(-1)[self.start : self.stop]
+
+
+class Block:
+    """Pieces of one device and precision, one after the other in flat memory."""
+
+    def __init__(self, pieces: Sequence[Piece], anchor_device: torch.device | None, velocity: bool) -> None:
+        self.pieces = list(pieces)
+        device, dtype = pieces[0].parameter.device, master_dtype(pieces[0].parameter.dtype)
+        self.layout = Layout.of(((piece.key, piece.shape) for piece in pieces), dtype, device)
+        self.anchor = torch.empty(self.layout.numel, dtype=dtype, device=anchor_device or device)
+        self.velocity = torch.zeros_like(self.anchor) if velocity else None
+        self.drop_anchor()
+
+    def read(self) -> torch.Tensor:
+        """This rank's parameters."""
+        own = [piece.of(piece.parameter).reshape(-1).to(self.layout.dtype) for piece in self.pieces]
+        return torch.cat(own)
+
+    def write(self, flat: torch.Tensor) -> None:
+        flat = flat.to(self.layout.device)
+        for piece, values in zip(self.pieces, self.layout.parts(flat), strict=True):
+            piece.of(piece.parameter).copy_(values.view(piece.shape))
+
+    def drop_anchor(self) -> None:
+        """The parameters as they are become the anchor; they must be equal on all ranks."""
+        self.anchor.copy_(self.read())
+
+    def change(self) -> torch.Tensor:
+        """anchor - params."""
+        return self.read().neg_().add_(self.anchor.to(self.layout.device))
+
+    def apply(self, mean: torch.Tensor, outer: Outer, local_share: float) -> None:
+        """The outer step, and the parameters set to its result (but for `local_share` of them)."""
+        outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
+        if local_share:
+            own = self.read()
+            self.write(own.lerp_(self.anchor.to(own.device), 1 - local_share))
+        else:
+            self.write(self.anchor)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What meets at one moment."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def layouts(self) -> list[Layout]:
+        return [block.layout for block in self.blocks]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for block in self.blocks for piece in block.pieces]
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which precision differences and anchors are kept."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def cut(
+    parameters: Mapping[str, torch.Tensor],
+    count: int,
+    *,
+    whole_tensors: bool,
+    anchor_device: torch.device | None,
+    velocity: bool,
+) -> list[Fragment]:
+    """`count` fragments of about equal size, in the order of the parameters."""
+    lists = _by_tensors(parameters, count) if whole_tensors else _by_coordinates(parameters, count)
+    fragments: list[Fragment] = []
+    for pieces in lists:
+        alike: dict[tuple[torch.device, torch.dtype], list[Piece]] = {}
+        for piece in pieces:
+            kind = (piece.parameter.device, master_dtype(piece.parameter.dtype))
+            alike.setdefault(kind, []).append(piece)
+        fragments.append(Fragment(tuple(Block(same, anchor_device, velocity) for same in alike.values())))
+    return fragments
+
+
+def _by_tensors(parameters: Mapping[str, torch.Tensor], count: int) -> list[list[Piece]]:
+    if count > len(parameters):
+        raise ConfigError(
+            f"fragments={count}, but the model has only {len(parameters)} tensors to share out; take fewer"
+        )
+    total = sum(parameter.numel() for parameter in parameters.values())
+    lists: list[list[Piece]] = [[]]
+    behind = 0  # entries in the fragments so far
+    left = len(parameters)
+    for name, parameter in parameters.items():
+        full = behind >= total * len(lists) / count  # by what is in it already
+        needed = count - len(lists) >= left  # or each of the rest must have one of its own
+        if lists[-1] and len(lists) < count and (full or needed):
+            lists.append([])
+        lists[-1].append(Piece(name, parameter, 0, parameter.numel()))
+        behind += parameter.numel()
+        left -= 1
+    return lists
+
+
+def _by_coordinates(parameters: Mapping[str, torch.Tensor], count: int) -> list[list[Piece]]:
+    total = sum(parameter.numel() for parameter in parameters.values())
+    if count > total:
+        raise ConfigError(f"{count} groups, but the model has only {total} coordinates; take fewer")
+    edges = [total * i // count for i in range(count + 1)]
+    lists: list[list[Piece]] = [[] for _ in range(count)]
+    offset = 0
+    for name, parameter in parameters.items():
+        end = offset + parameter.numel()
+        for number in range(count):
+            begin, stop = max(offset, edges[number]), min(end, edges[number + 1])
+            if begin < stop:
+                piece = Piece(name, parameter, begin - offset, stop - offset)
+                if not piece.whole and not parameter.is_contiguous():
+                    raise ConfigError(
+                        f"{name!r} is not contiguous in memory and would be cut in two: make it contiguous "
+                        "before the session begins, or take localsgd"
+                    )
+                lists[number].append(piece)
+        offset = end
+    return lists

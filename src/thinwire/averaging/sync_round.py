@@ -1,0 +1,126 @@
+"""One meeting of the replicas: what travels, as a coroutine, and what is done with the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from thinwire.averaging.fragments import Block, Fragment, Piece
+from thinwire.core.channel import Channel, context_of, together
+from thinwire.core.optimizer_state import remembered
+from thinwire.core.plan import View
+from thinwire.errors import DisagreementError
+from thinwire.net.costs import Link
+from thinwire.net.rank_info import RankInfo
+
+# What ranks tell each other first: the step, the meeting's number, which fragments, and a mark of the rest.
+NOTE_BYTES = 4 * 8
+_CONTEXT = context_of("thinwire meeting")
+
+
+@dataclass
+class Meeting:
+    """What meets (fragments, and the tensors averaged beside them), and what has come of it.
+
+    `changes` hold `anchor - params` first and their mean afterwards; `beside` are copies of buffers and of
+    the optimizer's memory, likewise.
+    """
+
+    step: int
+    number: int
+    numbers: list[int]
+    fragments: list[Fragment]
+    targets: dict[str, torch.Tensor]
+    due: int
+    changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    beside: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for fragment in self.fragments for block in fragment.blocks]
+
+    def snapshot(self) -> None:
+        """Take down now what is to travel: the next step may begin before it has."""
+        self.changes = [block.change() for block in self.blocks]
+        self.beside = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
+
+    @property
+    def views(self) -> list[View]:
+        return [View(block.layout, flat, flat) for block, flat in self.results()]
+
+    @property
+    def finite(self) -> bool:
+        """Found from means, which are equal on all ranks, so all find the same."""
+        return all(is_finite(flat) for flat in self.changes)
+
+    def results(self) -> list[tuple[Block, torch.Tensor]]:
+        return list(zip(self.blocks, self.changes, strict=True))
+
+    def apply_beside(self) -> None:
+        """A mean that is not finite is left alone: the ranks whose numbers are sound keep them."""
+        for target, mean in zip(self.targets.values(), self.beside, strict=True):
+            if is_finite(mean):
+                target.copy_(mean.view(target.shape))
+
+    async def prepare(self, rank_info: RankInfo, link: Link, device: torch.device) -> None:
+        """Make sure that all ranks meet over the same, then average what is dense anyway."""
+        ch = Channel(rank_info, step=0, seed=0, key="", device=device)
+        await together([self._compare(ch, device)], rank_info, step=0, context=_CONTEXT, link=link)
+        tasks = [_average(tensor, ch) for tensor in self.beside if tensor.numel()]
+        if tasks:
+            await together(tasks, rank_info, step=self.number, context=_CONTEXT, link=link)
+
+    async def _compare(self, ch: Channel, device: torch.device) -> None:
+        described = [f"{name} {tuple(target.shape)} {target.dtype}" for name, target in self.targets.items()]
+        which = context_of(repr(self.numbers))
+        mine = torch.tensor([self.step, self.number, which, context_of("\n".join(described))], device=device)
+        gathered = [cast("list[int]", note.tolist()) for (note,) in await ch.gather([mine])]
+        for position, problem in enumerate(_PROBLEMS):
+            values = [note[position] for note in gathered]
+            if any(value != values[0] for value in values):
+                listing = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+                raise DisagreementError(problem.format(listing))
+
+
+_PROBLEMS = (
+    "the ranks meet after different numbers of optimizer steps ({}). All must take equally many: give each "
+    "rank as many batches, and a GradScaler, which skips steps on single ranks, to attach(scaler=...)",
+    "the ranks are at different meetings ({}): load the same checkpoint on every rank",
+    "one rank was told to sync() while another met as planned (marks: {}): call sync() on every rank after "
+    "the same step",
+    "the ranks' optimizers or buffers hold different tensors (marks: {}): with momentum='average' every "
+    "parameter must have had a gradient on every rank, or on none",
+)
+
+
+async def _average(flat: torch.Tensor, ch: Channel) -> None:
+    await ch.mean(flat, flat)
+
+
+def is_finite(flat: torch.Tensor) -> bool:
+    return bool(torch.isfinite(flat.sum())) or bool(flat.isfinite().all())
+
+
+class OptimizerMemory:
+    """What an optimizer keeps for each parameter."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def tensors(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+        """The numbers that belong to these pieces, by name, in an order that is equal on all ranks."""
+        found: dict[str, torch.Tensor] = {}
+        for piece in pieces:
+            for entry, value in remembered(self._optimizer, piece.parameter).items():
+                found[f"{piece.key}\n{entry}"] = piece.of(value)
+        return found
+
+    def forget(self, pieces: Sequence[Piece], *, only_if_not_finite: bool = False) -> None:
+        """As if these parameters had never had a gradient."""
+        for piece in pieces:
+            broken = any(not is_finite(value) for value in self.tensors([piece]).values())
+            if broken or not only_if_not_finite:
+                self._optimizer.state.pop(piece.parameter, None)

@@ -1,0 +1,132 @@
+"""The two sides of lazy gradient descent, whatever lies between them: a worker's node and the iterate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from thinwire.convex.options import Descent, Known, Objective
+from thinwire.convex.trace import Iteration
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.families.lazy import BROKEN, FRESH, SKIP, UPLOAD, Upload, squared_norm
+
+
+class Node:
+    """What one worker remembers, and how it decides."""
+
+    def __init__(
+        self, objective: Objective, how: Descent, start: torch.Tensor, last: torch.Tensor | None
+    ) -> None:
+        self.objective = objective
+        self.how = how
+        self.fresh = last is None
+        self.last = torch.zeros_like(start) if last is None else last.double().clone()
+        self.silence = 0
+        self.error = 0.0
+
+    def compute(self, theta: torch.Tensor) -> tuple[torch.Tensor, Upload]:
+        """The gradient, and what an upload of it would be."""
+        gradient = self.objective.slope(theta)
+        return gradient, self.how.coder.encode(gradient, self.last)
+
+    def flag(self, mine: Upload, bound: float) -> int:
+        """Whether to upload, by the worker's rule."""
+        if not mine.finite:
+            return BROKEN
+        if self.fresh:
+            return FRESH
+        algorithm = self.how.algorithm
+        if algorithm in ("gd", "qgd", "lag-ps"):
+            return UPLOAD
+        if algorithm == "laq":
+            if self.silence >= self.how.max_skip:
+                return UPLOAD
+            bound += 3.0 * (mine.error + self.error)
+        return SKIP if bound > 0 and mine.size <= bound else UPLOAD
+
+    def uploaded(self, mine: Upload, last: torch.Tensor) -> None:
+        self.last, self.error, self.silence, self.fresh = last, mine.error, 0, False
+
+
+class Iterate:
+    """The parameters and the sum of all last uploads: equal wherever they are kept."""
+
+    def __init__(self, start: torch.Tensor, how: Descent, workers: int, known: Known | None) -> None:
+        self.theta = start.detach().double().clone()
+        self.how = how
+        self.workers = workers
+        self.total = torch.zeros_like(self.theta)
+        self.steps: list[float] = []
+        self.number = 1
+        self.uploads = 0
+        self.gradients = 0
+        self.silence = [0] * workers
+        if known is not None:
+            for last in known.last:
+                self.total += last.double()
+            self.steps = [float(step) for step in known.steps][: how.window]
+
+    @property
+    def bound(self) -> float:
+        scale = self.how.weight / (self.how.step * self.workers) ** 2
+        return scale * sum(self.steps)
+
+    def record(
+        self, uploaders: Sequence[int], gradients: int, loss: float, optimum: float | None
+    ) -> Iteration:
+        """Count this iteration's uploads and computed gradients."""
+        self.uploads += len(uploaders)
+        self.gradients += gradients
+        for worker in range(self.workers):
+            self.silence[worker] = 0 if worker in uploaders else self.silence[worker] + 1
+        bits = 8 * self.how.coder.payload_bytes(self.theta.numel()) * self.uploads
+        gap = None if optimum is None else abs(loss - optimum)
+        silence = tuple(self.silence)
+        return Iteration(
+            self.number, self.uploads, bits, self.gradients, loss, gap, tuple(uploaders), silence
+        )
+
+    def advance(self) -> None:
+        before, self.theta = self.theta, self.theta - self.how.step * self.total
+        self.steps = [squared_norm(self.theta - before), *self.steps][: self.how.window]
+        self.number += 1
+
+
+class Places:
+    """Where each worker last uploaded: what a server judges by ("lag-ps"). Shared, not copied."""
+
+    def __init__(self, how: Descent, workers: int, known: Known | None) -> None:
+        self._smoothness = how.smoothness or ()
+        given = () if known is None else known.places
+        self._places: list[torch.Tensor | None] = [tensor.double() for tensor in given] or [None] * workers
+
+    def to_ask(self, theta: torch.Tensor, bound: float) -> list[int]:
+        return [worker for worker in range(len(self._places)) if self._far(worker, theta, bound)]
+
+    def _far(self, worker: int, theta: torch.Tensor, bound: float) -> bool:
+        place = self._places[worker]
+        return place is None or self._smoothness[worker] ** 2 * squared_norm(theta - place) > bound
+
+    def asked(self, workers: Sequence[int], theta: torch.Tensor) -> None:
+        for worker in workers:
+            self._places[worker] = theta
+
+
+def check(start: torch.Tensor, how: Descent, workers: int, known: Known | None) -> None:
+    how.check_workers(workers)
+    if start.dim() != 1 or not start.numel() or not start.is_floating_point():
+        raise ConfigError(
+            f"lazy_gd: start must be a flat tensor of numbers, not of shape {tuple(start.shape)}"
+        )
+    for what, given in (("last", known.last), ("places", known.places)) if known is not None else ():
+        optional = what == "places" and how.algorithm != "lag-ps"
+        if len(given) != workers and not optional:
+            raise ConfigError(f"lazy_gd: known.{what} needs one tensor for each of {workers} workers")
+        if any(tensor.shape != start.shape for tensor in given):
+            raise ConfigError(f"lazy_gd: known.{what} must have tensors of shape {tuple(start.shape)}")
+
+
+def broken(number: int, workers: Sequence[int]) -> ThinwireError:
+    names = f"worker {', '.join(map(str, workers))}" if workers else "another worker"
+    return ThinwireError(f"iteration {number}: the gradient of {names} is not finite: take a smaller step")

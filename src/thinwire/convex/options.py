@@ -1,0 +1,126 @@
+"""What is minimised and how: a worker's share of the loss, the algorithm and its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+
+from thinwire.core import checks
+from thinwire.errors import ConfigError
+from thinwire.methods.families.lazy import EXACT, UNCODED, WIDTHS, Coder
+
+Algorithm = Literal["gd", "qgd", "lag-wk", "lag-ps", "laq"]
+ALGORITHMS: tuple[Algorithm, ...] = ("gd", "qgd", "lag-wk", "lag-ps", "laq")
+_XI: dict[str, float] = {"lag-wk": 0.1, "lag-ps": 1.0, "laq": 0.08}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One worker's share of the loss, a function of the flat float64 parameters.
+
+    Args:
+        loss: its value.
+        gradient: its gradient, flat; None computes it from `loss` by autograd (which must then return a
+            tensor).
+    """
+
+    loss: Callable[[torch.Tensor], torch.Tensor | float]
+    gradient: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def value(self, theta: torch.Tensor) -> float:
+        return float(self.loss(theta))
+
+    def slope(self, theta: torch.Tensor) -> torch.Tensor:
+        if self.gradient is not None:
+            found = self.gradient(theta)
+        else:
+            point = theta.detach().clone().requires_grad_()
+            (found,) = torch.autograd.grad(cast(torch.Tensor, self.loss(point)), point)
+        found = found.detach().double()
+        if found.shape != theta.shape:
+            raise ConfigError(
+                f"a gradient of shape {tuple(found.shape)} for parameters of {tuple(theta.shape)}"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Descent:
+    """theta_{k+1} = theta_k - step * sum_m (worker m's last uploaded gradient).
+
+    R_k = xi / (step M)^2 * sum_{d=1..window} |theta_{k+1-d} - theta_{k-d}|^2; a worker that does not upload
+    is described by its last upload.
+
+    Args:
+        algorithm: "gd": all upload at every iteration; "qgd": the same, quantised; "lag-wk": worker m
+            uploads if its gradient has changed by more than sqrt(R_k); "lag-ps": a server asks worker m
+            for its gradient if smoothness[m] * |theta - theta(last upload of m)| exceeds sqrt(R_k);
+            "laq": "lag-wk" with quantised differences and the rule of `thinwire.LAQ`.
+        step: the step size for the sum of the gradients.
+        window: how many past steps R_k adds up.
+        xi: their weight; None takes the papers': 0.1, for "lag-ps" 1, for "laq" 0.8 / window.
+        bits: of an entry of a quantised difference.
+        float_bits: of an entry of a difference that is not quantised, 32 or 64.
+        max_skip: the longest silence under "laq", in iterations.
+        smoothness: L_m of every worker's gradient, for "lag-ps".
+    """
+
+    algorithm: Algorithm
+    step: float
+    window: int = 10
+    xi: float | None = None
+    bits: int = 4
+    max_skip: int = 100
+    float_bits: int = UNCODED
+    smoothness: tuple[float, ...] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        name = "lazy_gd"
+        checks.one_of(name, "algorithm", self.algorithm, ALGORITHMS)
+        checks.positive(name, "step", self.step)
+        checks.at_least(name, "window", self.window, 1)
+        if self.xi is not None:
+            checks.not_negative(name, "xi", self.xi)
+        checks.one_of(name, "bits", self.bits, WIDTHS)
+        checks.at_least(name, "max_skip", self.max_skip, 0)
+        checks.one_of(name, "float_bits", self.float_bits, (UNCODED, EXACT))
+        if self.smoothness is not None:
+            for value in self.smoothness:
+                checks.positive(name, "smoothness", value)
+
+    @property
+    def coder(self) -> Coder:
+        return Coder(self.bits if self.algorithm in ("qgd", "laq") else self.float_bits)
+
+    @property
+    def weight(self) -> float:
+        default = 0.8 / self.window if self.algorithm == "laq" else _XI.get(self.algorithm, 0.0)
+        return default if self.xi is None else self.xi
+
+    def check_workers(self, workers: int) -> None:
+        if self.algorithm != "lag-ps":
+            return
+        given = None if self.smoothness is None else len(self.smoothness)
+        if given != workers:
+            raise ConfigError(
+                f"lazy_gd: lag-ps needs smoothness=(...), one number for each of {workers} workers, "
+                f"not {'none' if given is None else given}"
+            )
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before the first iteration, to go on from somewhere; without it all upload at first.
+
+    Args:
+        last: every worker's last upload.
+        places: the parameters at each worker's last upload, for "lag-ps".
+        steps: squared lengths of past steps, newest first.
+    """
+
+    last: Sequence[torch.Tensor]
+    places: Sequence[torch.Tensor] = ()
+    steps: Sequence[float] = ()

@@ -1,0 +1,23 @@
+"""What an optimizer keeps for a parameter: momenta and second moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+
+def remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The numbers that an optimizer keeps for a parameter, one for each of its entries, in a fixed order."""
+    state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", optimizer.state)
+    kept = state.get(parameter, {})
+    # A step is a count, equal anyway: a mean would round it.
+    return {name: kept[name] for name in sorted(kept) if name != "step" and _alike(kept[name], parameter)}
+
+
+def _alike(value: object, parameter: torch.Tensor) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    fits = value.shape == parameter.shape and value.device == parameter.device
+    return fits and value.is_floating_point()

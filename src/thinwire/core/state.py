@@ -1,0 +1,196 @@
+"""What a session remembers, by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from thinwire.core.exchange import Exchange, State
+from thinwire.core.layout import Layout, Slot
+from thinwire.errors import StateError
+
+Entries = dict[str, dict[str, torch.Tensor]]
+
+
+@dataclass
+class Kept:
+    """What is remembered: residuals and momenta by parameter, all other tensors by `Layout.key`."""
+
+    residuals: Entries
+    replicated: Entries
+
+
+@dataclass
+class _Live:
+    exchange: Exchange
+    layout: Layout
+    state: State
+
+
+class StateStore:
+    """Live states of the layouts in use, cut up and joined anew when tensors are grouped differently.
+
+    DDP changes its buckets after the first iteration; a state that spans several tensors follows them,
+    because every residual is known by its parameter's name.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[str, _Live] = {}
+        self._loose = Kept({}, {})
+
+    def take(self, exchange: Exchange, layout: Layout) -> State:
+        """The state for this layout; made of what is known of its tensors, or fresh."""
+        known = self._live.get(layout.key)
+        if known is not None:
+            return known.state
+        names = set(layout.names)
+        for key in [k for k, live in self._live.items() if names.intersection(live.layout.names)]:
+            self._dissolve(self._live.pop(key))
+        state = exchange.init(layout)
+        for field, tensor in state.coordinates().items():
+            for slot in layout.slots:
+                kept = self._loose.residuals.get(slot.name, {}).pop(field, None)
+                if kept is not None:
+                    tensor[slot.offset : slot.end] = kept
+        for field, tensor in state.by_layout().items():
+            kept = self._loose.replicated.get(layout.key, {}).pop(field, None)
+            if kept is not None:
+                tensor.copy_(kept)
+        self._live[layout.key] = _Live(exchange, layout, state)
+        return state
+
+    def entries(self) -> Entries:
+        """A copy of everything, by parameter name and field."""
+        result: Entries = {}
+        for pieces in (self._loose, *map(_pieces, self._live.values())):
+            for entries in (pieces.residuals, pieces.replicated):
+                for name, kept in entries.items():
+                    for field, tensor in kept.items():
+                        result.setdefault(name, {})[field] = tensor.clone()
+        return result
+
+    def pending(self) -> dict[str, torch.Tensor]:
+        owed: dict[str, torch.Tensor] = {}
+        for live in self._live.values():
+            amount = live.exchange.pending(live.state)
+            if amount is not None:
+                owed |= dict(zip(live.layout.names, live.layout.parts(amount), strict=True))
+        return owed
+
+    def load(self, kept: Kept) -> None:
+        """Replace everything by a copy of this, which has been checked."""
+        self._live.clear()
+        self._loose = Kept(_copy(kept.residuals), _copy(kept.replicated))
+
+    def rescale(self, factor: float) -> None:
+        """The unit of the gradients has changed by this factor (a loss scale)."""
+        for live in self._live.values():
+            for tensor in live.state.coordinates().values():
+                tensor.mul_(factor)
+        for kept in self._loose.residuals.values():
+            for tensor in kept.values():
+                tensor.mul_(factor)
+
+    def _dissolve(self, live: _Live) -> None:
+        pieces = _pieces(live)
+        for name, kept in _copy(pieces.residuals).items():
+            self._loose.residuals.setdefault(name, {}).update(kept)
+        for key, kept in _copy(pieces.replicated).items():
+            self._loose.replicated.setdefault(key, {}).update(kept)
+
+
+def _copy(entries: Entries) -> Entries:
+    return {name: {field: tensor.clone() for field, tensor in kept.items()} for name, kept in entries.items()}
+
+
+def _pieces(live: _Live) -> Kept:
+    residuals = live.state.coordinates()
+    return Kept(
+        {
+            slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in residuals.items()}
+            for slot in live.layout.slots
+        },
+        {live.layout.key: live.state.by_layout()},
+    )
+
+
+def check_entries(
+    entries: object,
+    layouts: Mapping[str, Layout],
+    exchange_for: Callable[[Slot], Exchange],
+    *,
+    complete: bool,
+) -> Kept:
+    """The entries of a checkpoint, if every one fits the session; otherwise the first that does not.
+
+    `layouts` has one for every parameter of the session, by name; `complete` if every parameter must have
+    been remembered.
+    """
+    if not isinstance(entries, Mapping):
+        raise StateError(f"the checkpoint's state is {type(entries).__name__}, not a mapping by parameter")
+    kept = Kept({}, {})
+    for name, fields in cast("Mapping[object, object]", entries).items():
+        if not isinstance(name, str) or not isinstance(fields, Mapping):
+            raise StateError(f"the checkpoint has an entry {name!r} that is not a mapping of tensors")
+        expected = _expected(name, layouts, exchange_for)
+        residuals = expected.coordinates() if name in layouts else {}
+        for field, tensor in cast("Mapping[object, object]", fields).items():
+            part = kept.residuals if field in residuals else kept.replicated
+            like = (residuals | expected.by_layout()).get(cast(str, field))
+            if like is None:
+                raise StateError(
+                    f"the checkpoint remembers {field!r} for {name!r}, which this method does not"
+                )
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.shape != like.shape
+                or tensor.dtype != like.dtype
+            ):
+                raise StateError(
+                    f"the checkpoint's {field!r} of {name!r} is {_describe(tensor)}, "
+                    f"this session needs {_describe(like)}"
+                )
+            part.setdefault(name, {})[cast(str, field)] = tensor
+        lacking = expected.by_layout().keys() - kept.replicated.get(name, {}).keys()
+        if name in kept.replicated and lacking:
+            raise StateError(f"the checkpoint lacks {min(lacking)!r} of {name!r}")
+    if complete:
+        _check_complete(kept, layouts, exchange_for)
+    return kept
+
+
+def _check_complete(
+    kept: Kept, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]
+) -> None:
+    for name, layout in layouts.items():
+        exchange = exchange_for(layout.slots[0])
+        if exchange.traits.memoryless or not layout.numel:
+            continue
+        state = exchange.init(layout)
+        needed = set(state.coordinates()) - set(kept.residuals.get(name, {}))
+        if exchange.traits.scope == "tensor" and not exchange.traits.elementwise:
+            needed |= set(state.by_layout()) - set(kept.replicated.get(name, {}))
+        if needed:
+            raise StateError(f"the checkpoint lacks {min(needed)!r} of {name!r}")
+
+
+def _expected(name: str, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]) -> State:
+    """The state that an entry is part of: one parameter's, or that of several together."""
+    names = name.split("\n")
+    unknown = [n for n in names if n not in layouts]
+    if unknown:
+        raise StateError(
+            f"the checkpoint remembers something for {unknown[0]!r}, which this session does not have"
+        )
+    first = layouts[names[0]]
+    layout = Layout.of(((n, layouts[n].slots[0].shape) for n in names), first.dtype, first.device)
+    return exchange_for(first.slots[0]).init(layout)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

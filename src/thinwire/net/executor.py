@@ -1,0 +1,261 @@
+"""Performs the primitives on a `torch.distributed` process group, metered."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.net import costs, frames
+from thinwire.net.handshake import agree
+from thinwire.net.link import Links, parse
+from thinwire.net.liveness import Liveness
+from thinwire.net.meter import Meter, Tally
+from thinwire.net.rank_info import RankInfo
+from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
+
+Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllToAll
+
+
+class ProcessGroupExecutor:
+    """One private group; one thread at a time issues operations on it, in the same order on every rank."""
+
+    def __init__(self, group: dist.ProcessGroup, meter: Meter, session: str | None = None) -> None:
+        self.group = group
+        self.meter = meter
+        self.rank_info = RankInfo(group.rank(), group.size())
+        self.label = "attach"
+        self.pace: Pace | None = None
+        self._shortest_meeting = math.inf
+        self._courier: Courier | None = None
+        self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
+        self._liveness = Liveness(group, session or group.group_name)
+
+    def execute(self, op: frames.Primitive) -> object:
+        """Carry out one primitive and count it."""
+        if isinstance(op, frames.Settle):
+            return op.finite
+        begin = time.perf_counter()
+        try:
+            end = self._meet(op)
+            answer, cost, length = self._perform(op)
+            sleep_until(end)
+        except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
+            raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
+        ended = time.perf_counter()
+        self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
+        return answer
+
+    def sum_of(
+        self, tensor: torch.Tensor, done: Callable[[BaseException | None], None]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Begin a sum in place; the future has the tensor (NaN, if it failed) once `done` has been called."""
+
+        def told(error: BaseException | None) -> torch.Tensor:
+            done(error)
+            return tensor if error is None else tensor.fill_(torch.nan)
+
+        return self.issue(frames.AllReduce(tensor, tensor.numel() * tensor.element_size()), told)
+
+    def issue(
+        self, op: frames.AllReduce, done: Callable[[BaseException | None], Any]
+    ) -> torch.futures.Future[Any]:
+        """Begin a sum and return; `done` is called where it ends, which must not issue another.
+
+        That is a thread of the group, so nothing that runs there may hold the group (see `direct.py`).
+        """
+        if self.pace is not None:
+            return self._issue_throttled(op, done)
+        begin = time.perf_counter()
+        liveness, meter, rank_info, label = self._liveness, self.meter, self.rank_info, self.label
+        cost_of_this = self._cost_of
+
+        def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
+            try:
+                future.value()
+            except RuntimeError as error:
+                return done(liveness.diagnose(f"{op.name} of {label}", error))
+            cost, length = cost_of_this(op, rank_info)
+            ended = time.perf_counter()
+            meter.count(op.name, tally(op, cost, length, ended - begin), ended)
+            return done(None)
+
+        return cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)
+
+    def _issue_throttled(
+        self, op: frames.AllReduce, done: Callable[[BaseException | None], Any]
+    ) -> torch.futures.Future[Any]:
+        """The same by threads of the throttle: a thread of the group must not wait for a link."""
+        begin, label = time.perf_counter(), self.label
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def carry_out() -> tuple[float, Callable[[], None]]:
+            try:
+                end = self._meet(op)
+                _, cost, length = self._perform(op)
+            except RuntimeError as error:
+                failure = self._liveness.diagnose(f"{op.name} of {label}", error)
+                return 0.0, lambda: future.set_result(done(failure))
+            except BaseException as error:  # nobody else would hear of it
+                unforeseen = error
+                return 0.0, lambda: future.set_result(done(unforeseen))
+
+            def finish() -> None:
+                ended = time.perf_counter()
+                self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
+                future.set_result(done(None))
+
+            return end, finish
+
+        if self._courier is None:
+            self._courier = Courier()
+        self._courier.send(carry_out)
+        return future
+
+    def _meet(self, op: Operation) -> float:
+        """Under a throttle: wait for all ranks, and say when the operation is over on the link."""
+        if self.pace is None or self.rank_info.size == 1:
+            return 0.0
+        arrived = time.perf_counter()
+        self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]).wait()
+        met = time.perf_counter()
+        # The shortest meeting is one that nobody had to wait for: what it takes is not part of the operation.
+        self._shortest_meeting = min(self._shortest_meeting, met - arrived)
+        begin = met - self._shortest_meeting
+        return self.pace.end_of(shares_of(op, self.rank_info, self._cost_of), begin)
+
+    def close(self) -> None:
+        """Leave the private group; harmless if everything has been destroyed already.
+
+        The group is let go here and by name: this wire may live on in a callback that gloo's own thread
+        still holds, and a group whose last reference goes there waits for its own thread and aborts.
+        """
+        if self._courier is not None:
+            self._courier.close()
+        group = self.group
+        del self.group
+        if dist.is_initialized():
+            with contextlib.suppress(ValueError, AssertionError, KeyError):
+                dist.destroy_process_group(group)
+
+    def _perform(self, op: Operation) -> tuple[object, costs.Cost, int]:
+        cost, length = self._cost_of(op, self.rank_info)
+        match op:
+            case frames.AllReduce():
+                self.group.allreduce([op.tensor]).wait()
+                return op.tensor, cost, length
+            case frames.AllGather():
+                gathered = op.block.new_empty((self.rank_info.size, op.block.numel()))
+                _all_gather(gathered.view(-1), op.block, self.group)
+                return gathered, cost, length
+            case frames.Broadcast():
+                dist.broadcast(op.block, group=self.group, group_src=op.src)
+                return op.block, cost, length
+            case frames.AllToAll():
+                sizes = [block.numel() for block in op.blocks]
+                arrived = op.blocks[0].new_empty(sum(op.receive))
+                dist.all_to_all_single(
+                    arrived, torch.cat(op.blocks), list(op.receive), sizes, group=self.group
+                )
+                return list(torch.split(arrived, list(op.receive))), cost, length
+
+
+def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> None:
+    # torch 2.13 renames all_gather_into_tensor; older releases know only the old name.
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(output, block, group=group)
+
+
+def cost_of(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:
+    """What the operation moves through this rank's interface, and the length of what it hands over."""
+    match op:
+        case frames.AllReduce():
+            length = op.tensor.numel() * op.tensor.element_size()
+            return costs.all_reduce(rank_info.size, length), length
+        case frames.AllGather():
+            return costs.all_gather(rank_info.size, op.block.numel()), op.block.numel()
+        case frames.Broadcast():
+            length = op.block.numel()
+            cost = costs.broadcast(rank_info.size, length, rank_info.rank, op.src)
+            return cost, length if op.src == rank_info.rank else 0
+        case frames.AllToAll():
+            sent = [block.numel() for block in op.blocks]
+            cost = costs.all_to_all(rank_info.size, rank_info.rank, sent, op.receive)
+            same = all(block is op.blocks[0] for block in op.blocks)
+            return cost, sent[0] if same else sum(sent)
+
+
+@lru_cache(maxsize=1024)
+def _all_reduce_on_gloo(size: int, length: int) -> costs.Cost:
+    messages = costs.gloo_all_reduce_messages(size, length)
+    return costs.with_gloo_control(costs.all_reduce(size, length), messages, messages)
+
+
+def cost_on_gloo(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:
+    """The same, with what gloo adds to each message."""
+    if isinstance(op, frames.AllReduce):  # by far the most frequent, and always the same few lengths
+        length = op.tensor.numel() * op.tensor.element_size()
+        return _all_reduce_on_gloo(rank_info.size, length), length
+    cost, length = cost_of(op, rank_info)
+    size = rank_info.size
+    match op:
+        case frames.AllGather():
+            sent = received = costs.gloo_all_gather_messages(size)
+        case frames.Broadcast():
+            position = (rank_info.rank - op.src) % size
+            sent, received = costs.tree_children(position, size), int(position > 0)
+        case frames.AllToAll():
+            sent = received = size - 1
+    return costs.with_gloo_control(cost, sent, received), length
+
+
+def shares_of(
+    op: Operation, rank_info: RankInfo, cost: Callable[[Operation, RankInfo], tuple[costs.Cost, int]]
+) -> list[costs.Cost]:
+    """What the operation costs each rank, as far as this one can know.
+
+    In an all-to-all a rank knows only what concerns itself: it takes each other's block for all ranks to be
+    as long as the one for this rank.
+    """
+    mine = cost(op, rank_info)[0]
+    match op:
+        case frames.AllReduce() | frames.AllGather():
+            return [mine] * rank_info.size
+        case frames.Broadcast():
+            return [cost(op, RankInfo(rank, rank_info.size))[0] for rank in range(rank_info.size)]
+        case frames.AllToAll():
+            others = rank_info.size - 1
+            return [
+                mine if rank == rank_info.rank else costs.Cost(others * length, 0, mine.hops)
+                for rank, length in enumerate(op.receive)
+            ]
+
+
+def tally(op: frames.Primitive, cost: costs.Cost, length: int, seconds: float) -> Tally:
+    payload = cast(int, getattr(op, "payload_bytes", 0))
+    return Tally(1, payload, length - payload, cost.sent, cost.received, seconds)
+
+
+def throttle(executors: Sequence[ProcessGroupExecutor], links: str | Links, *, seed: int = 0) -> None:
+    """Let the operations of one session take as long as on these links; see `Session.throttle`."""
+    if not executors:
+        raise ThinwireError("this session has no process group: give its links to the Simulated driver")
+    asked = parse(links)
+    if asked.lab:
+        raise ConfigError(f"link {asked.text!r} is slow by itself: it is not to be throttled")
+    group = executors[0].group
+    if dist.get_backend(group) != "gloo":
+        raise ConfigError(f"a throttle needs the gloo backend, not {dist.get_backend(group)}")
+    # With a meter of its own: this is not the training's traffic.
+    execute = ProcessGroupExecutor(group, Meter()).execute
+    agree({"link": asked.text, "seed of the jitter": seed}, execute, dist.get_process_group_ranks(group))
+    shared = None if asked.unlimited else Throttle(asked.of(group.size()), seed)
+    for lane, executor in enumerate(executors):
+        executor.pace = None if shared is None else Pace(shared, lane)

@@ -1,0 +1,118 @@
+"""Lets a session's operations take as long as on a given link, without root and without a real one.
+
+The operations really happen, over whatever joins the workers (loopback, as a rule, which is fast); then every
+rank waits until the time is over that the link needs:
+
+    begin  the moment the last rank has come to the operation (all meet in an all-reduce of one byte)
+    busy   max over ranks of  max(sent / up, received / down),  by `costs.py`, with TCP/IP headers
+    end    begin + max over ranks of (busy of the rank + hops x (latency +- jitter))
+
+A rank has one link for all its lanes: an operation's bytes go when those before it are through, while
+latencies overlap. As each rank knows all links, all ranks find the same end. Waiting costs no processor time
+and does not hold the interpreter's lock. An operation that takes longer in reality than on the link is not
+made shorter: a throttle is slower than what it runs on.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from thinwire.net.costs import TCP_FRAMING, Cost, Link
+
+
+class Throttle:
+    """One rank's link, shared by all its lanes. `links` are those of all ranks."""
+
+    def __init__(self, links: Sequence[Link], seed: int = 0) -> None:
+        self.links = tuple(links)
+        self.seed = seed
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def reserve(self, begin: float, busy: float, total: float) -> float:
+        """Take the link for `busy` seconds once it is free; returns when the operation is over."""
+        with self._lock:
+            start = max(begin, self._free_at)
+            self._free_at = start + busy
+        return start + total
+
+
+class Pace:
+    """The throttle as one lane sees it."""
+
+    def __init__(self, throttle: Throttle, lane: int) -> None:
+        self._throttle = throttle
+        self._lane = lane
+        self._operations = 0
+
+    def end_of(self, shares: Sequence[Cost], begin: float) -> float:
+        """When an operation is over that began at `begin`; `shares` are what it costs each rank."""
+        busy, total = 0.0, 0.0
+        for rank, (link, share) in enumerate(zip(self._throttle.links, shares, strict=True)):
+            transfer = TCP_FRAMING * link.transfer_seconds(share)
+            busy = max(busy, transfer)
+            total = max(total, transfer + share.hops * link.latency + self._noise(rank, link, share.hops))
+        self._operations += 1
+        return self._throttle.reserve(begin, busy, total)
+
+    def _noise(self, rank: int, link: Link, hops: int) -> float:
+        """How much later than they should a rank's messages arrive, all in all: equal on every rank."""
+        if not link.jitter:
+            return 0.0
+        dice = random.Random(f"{self._throttle.seed} {self._lane} {self._operations} {rank}")
+        return sum(dice.uniform(-link.jitter, link.jitter) for _ in range(hops))
+
+
+def sleep_until(end: float) -> None:
+    """Until the clock of `time.perf_counter` shows `end`."""
+    remaining = end - time.perf_counter()
+    if remaining > 0:
+        time.sleep(remaining)
+
+
+class _Begun(NamedTuple):
+    end: float
+    finish: Callable[[], None]
+
+
+class Courier:
+    """Carries out operations for a caller that does not wait: one thread begins them in order, one ends them.
+
+    Begun operations are not waited for before the next begins: their latencies overlap, as they do on a link.
+    """
+
+    def __init__(self) -> None:
+        self._to_begin: queue.SimpleQueue[Callable[[], _Begun] | None] = queue.SimpleQueue()
+        self._to_end: queue.SimpleQueue[_Begun | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._begin, name="thinwire-throttle-begin", daemon=True),
+            threading.Thread(target=self._end, name="thinwire-throttle-end", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, begin: Callable[[], tuple[float, Callable[[], None]]]) -> None:
+        """`begin` carries out the operation; returns when it is over on the link, and what to call then."""
+        self._to_begin.put(lambda: _Begun(*begin()))
+
+    def close(self) -> None:
+        """End when everything handed over is done."""
+        self._to_begin.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _begin(self) -> None:
+        while (begin := self._to_begin.get()) is not None:
+            self._to_end.put(begin())
+        self._to_end.put(None)
+
+    def _end(self) -> None:
+        while (begun := self._to_end.get()) is not None:
+            sleep_until(begun.end)
+            begun.finish()

@@ -1,0 +1,246 @@
+"""Which method for this model on this link: a prediction for every one, and a recommendation with reasons."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from thinwire import predict
+from thinwire.errors import ConfigError
+from thinwire.methods.registry import methods, parse
+from thinwire.net.costs import Link
+from thinwire.predict.buckets import Shapes
+
+# Only other methods make something of these.
+WRAPPERS = ("warmup", "route")
+# A method is recommended if it came this close to dense in our own table, in points of accuracy.
+CLOSE_ENOUGH = 0.01
+# And if it saves so much of the time of a step: less is not worth a method that approximates.
+WORTH_IT = 1.1
+# Of methods within this of the fastest, the more accurate one is taken.
+ABOUT_AS_FAST = 1.15
+LAYER = (1024, 1024)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is predicted for one method; seconds and bytes are per step and worker.
+
+    `kept_back` says why it is not recommended whatever its speed, None if it may be.
+    """
+
+    method: str
+    step_seconds: float
+    speed_up: float
+    break_even: predict.BreakEven
+    sent_bytes: float
+    received_bytes: float
+    rounds: float
+    compression_seconds: float
+    kept_back: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows by predicted step time, the recommended method and the reasons for it."""
+
+    rows: tuple[Row, ...]
+    recommended: str
+    reasons: tuple[str, ...]
+    parameters: int
+    workers: int
+    link: Link
+    compute: float
+
+    def row(self, method: str) -> Row:
+        return next(row for row in self.rows if row.method == method)
+
+    def to_json(self) -> dict[str, Any]:
+        record = asdict(self)
+        record["link"] = {
+            "latency": self.link.latency,
+            "up": _finite(self.link.up_bandwidth),
+            "down": _finite(self.link.down_bandwidth),
+        }
+        return record
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def candidates() -> list[str]:
+    """Every method at its defaults."""
+    return [str(cls()) for name, cls in methods().items() if name not in WRAPPERS]
+
+
+def make_plan(
+    shapes: Shapes,
+    workers: int,
+    link: Link,
+    compute: predict.Compute | float = 0.0,
+    chosen: Sequence[str] = (),
+    *,
+    host: predict.Host = "ddp",
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Predict every method (or those chosen, and dense) and recommend one.
+
+    Args:
+        shapes: of the parameters by name.
+        workers: two or more.
+        link: of every worker.
+        compute: seconds of a step without communication; 0 compares the communication alone.
+        chosen: method strings; none: all, at their defaults.
+        host: "ddp" or "average".
+        progress: called with each method before it is measured.
+    """
+    if workers < 2:
+        raise ConfigError(f"a plan is for two workers or more, not {workers}: one has nobody to talk to")
+    asked = dict.fromkeys(["dense", *(str(parse(text)) for text in chosen or candidates())])
+    profiles: dict[str, predict.Profile] = {}
+    for method in asked:
+        if progress is not None:
+            progress(method)
+        profiles[method] = predict.profile_of(method, shapes, workers, host=host)
+    dense = profiles["dense"]
+    dense_seconds = dense.step_seconds(link, compute)
+    rows: list[Row] = []
+    for method, own in profiles.items():
+        seconds = own.step_seconds(link, compute)
+        rows.append(
+            Row(
+                method,
+                seconds,
+                dense_seconds / seconds if seconds else 1.0,
+                predict.break_even_of(own, dense, compute, latency=link.latency),
+                own.sent_bytes,
+                own.received_bytes,
+                own.rounds,
+                own.compression_seconds,
+                kept_back(method, own),
+            )
+        )
+    rows.sort(key=lambda row: row.step_seconds)
+    recommended, reasons = recommend(rows)
+    total = compute if isinstance(compute, int | float) else compute.seconds
+    entries = sum(math.prod(shape) for shape in shapes.values())
+    return Plan(tuple(rows), recommended, tuple(reasons), entries, workers, link, float(total))
+
+
+# -- what may be recommended -------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def proven() -> dict[str, float]:
+    """Accuracy less that of dense, by method: our own table (`thinwire bench digits --steps 500 --json`)."""
+    record = json.loads(files("thinwire.predict").joinpath("digits.json").read_text())
+    results: Sequence[Mapping[str, Any]] = record["results"]
+    return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}
+
+
+def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
+    """Why a method is not recommended however fast it is."""
+    exchange = parse(method)
+    traits = exchange.traits
+    behind = proven().get(str(exchange))
+    reasons = {
+        "replicas drift": not traits.consensus or traits.reconcile_every is not None,
+        "owns the momentum": traits.owns_momentum,
+        "unproven in this form": exchange.caution is not None,
+        "bytes vary with the gradients": own is not None and own.data_dependent,
+        "not in our table": behind is None,
+        "behind dense in our table": behind is not None and behind < -CLOSE_ENOUGH,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def recommend(rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """The fastest that has proven itself, or dense if that is hardly slower."""
+    dense = next(row for row in rows if row.method == "dense")
+    able = [row for row in rows if row.kept_back is None]
+    fastest = min(able, key=lambda row: row.step_seconds)
+    close = [row for row in able if row.step_seconds <= ABOUT_AS_FAST * fastest.step_seconds]
+    best = max(close, key=lambda row: (proven()[row.method], -row.step_seconds))
+    if best.method == "dense" or best.speed_up < WORTH_IT:
+        second = min((row for row in able if row is not dense), key=lambda r: r.step_seconds, default=None)
+        reasons = ["on this link dense is best"]
+        if second is not None:
+            ratio = second.step_seconds / dense.step_seconds
+            reasons.append(
+                f"the fastest of the others, {second.method}, takes {ratio:.2f} times as long a step; a gain "
+                f"of less than {100 * (WORTH_IT - 1):.0f} % is not worth an approximation"
+            )
+        return "dense", reasons
+    reasons = [
+        f"a step takes {duration(best.step_seconds)} instead of {duration(dense.step_seconds)}: "
+        f"{best.speed_up:.1f} times faster",
+        f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
+        f"in {best.rounds:.3g} operations",
+        f"it keeps all replicas equal; in our table its accuracy is {100 * proven()[best.method]:+.1f} "
+        "points from dense",
+    ]
+    if best.break_even.bandwidth is not None:
+        reasons.append(f"it pays on links slower than {rate(best.break_even.bandwidth)}")
+    faster = [row for row in rows if row.step_seconds < best.step_seconds and row.kept_back is not None]
+    if faster:
+        reasons.append(f"{faster[0].method} would be faster but is kept back: {faster[0].kept_back}")
+    return best.method, reasons
+
+
+# -- words and numbers -------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+
+
+def rate(bandwidth: float) -> str:
+    """Bytes a second, in the bits a second that links are sold in."""
+    bits = 8 * bandwidth
+    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= size:
+            return f"{bits / size:.3g} {unit}"
+    return f"{bits / 1e3:.3g} kbit/s"
+
+
+def seconds_of(text: str) -> float:
+    """ "50ms", "1.5s" or "200us"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*", text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a time: write a number and us, ms or s, such as 50ms")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+
+
+def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
+    """ "1024x784,1024": the shapes of a model's parameters, in its order."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, part in enumerate(text.split(",")):
+        if not re.fullmatch(r"\s*[1-9]\d*(\s*x\s*[1-9]\d*)*\s*", part):
+            raise ConfigError(
+                f"{part.strip()!r} is not a shape: write them like 1024x784,1024, layer after layer"
+            )
+        shapes[f"parameter {number}"] = tuple(int(length) for length in part.split("x"))
+    return shapes
+
+
+def layers_of(parameters: int) -> dict[str, tuple[int, ...]]:
+    """Square layers of a thousand by a thousand, for a model of which only the size is known."""
+    if parameters < 1:
+        raise ConfigError(f"a model has one parameter or more, not {parameters}")
+    whole, left = divmod(parameters, math.prod(LAYER))
+    shapes: dict[str, tuple[int, ...]] = {f"layer {number}": LAYER for number in range(whole)}
+    if left:
+        columns = max(1, math.isqrt(left))
+        shapes["last layer"] = (left // columns, columns)
+        if left % columns:
+            shapes["rest"] = (left % columns,)
+    return shapes

@@ -1,0 +1,227 @@
+"""`serve`, `work`, and `asylpg`, which does both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from thinwire import kernels
+from thinwire.core import checks
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.log import tell
+from thinwire.net.liveness import default_store
+from thinwire.net.meter import Meter
+from thinwire.server import checkpoint as checkpoints
+from thinwire.server.agreement import Agreement
+from thinwire.server.gloo import Line, Office, own_connection
+from thinwire.server.options import AsyLPG
+from thinwire.server.problems import Problem, as_problem
+from thinwire.server.progress import bar
+from thinwire.server.record import EpochRecord, RunResult
+from thinwire.server.server import Server
+from thinwire.server.worker import Worker
+
+NAME = "asylpg"
+
+
+def serve(
+    problem: Problem,
+    options: AsyLPG,
+    *,
+    workers: int,
+    min_workers: int = 1,
+    shard: int = 0,
+    shards: int = 1,
+    store: Any = None,
+    name: str = NAME,
+    timeout: float = 60.0,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    on_epoch: Callable[[EpochRecord], None] | None = None,
+) -> RunResult:
+    """Keep (a shard of) the parameters until all epochs are done.
+
+    Args:
+        problem: what is minimised; of it the server needs the sizes and the parameters to begin with.
+        options: equal on all servers and workers.
+        workers: how many are expected. The run begins when they have joined, or with at least `min_workers`
+            of them after `timeout` seconds; more may come at any time.
+        min_workers: with fewer the run ends, on all sides, with a `PeerError`.
+        shard, shards: which part of the parameters this server keeps.
+        store: of `torch.distributed`; that of the default group by default.
+        name: tells several runs over one store apart.
+        timeout: seconds after which a worker that owes an answer is given up. A full gradient over a worker's
+            part of the rows must take less.
+        checkpoint: file for the state, written at every epoch, and every `checkpoint_every` updates.
+        resume: go on from that file.
+        progress: a bar on the terminal; by default on shard 0, if there is one.
+        on_epoch: called with the record of every snapshot.
+    """
+    checks.positive("asylpg", "timeout", timeout)
+    if checkpoint_every is not None:
+        checks.at_least("asylpg", "checkpoint_every", checkpoint_every, 1)
+    if checkpoint is None and (resume or checkpoint_every is not None):
+        raise ConfigError("asylpg: resume and checkpoint_every need checkpoint=FILE")
+    agreement = Agreement(options, problem.size, problem.rows, shards, workers)
+    if not 0 <= shard < shards:
+        raise ConfigError(f"asylpg: shard must be from 0 to {shards - 1}, not {shard}")
+    begin, end = agreement.part(shard)
+    file = None if checkpoint is None else checkpoints.path_of(checkpoint, shard, shards)
+    kernels.prepare(None, problem.kernels)
+    server = Server(
+        agreement,
+        shard,
+        problem.start()[begin:end],
+        workers=workers,
+        min_workers=min_workers,
+        on_epoch=on_epoch,
+        on_save=None if file is None else (lambda server: checkpoints.save(server, file)),
+        save_every=checkpoint_every,
+    )
+    if resume and file is not None:
+        checkpoints.load(server, file)
+        tell("shard %d goes on from epoch %d, update %d", shard, server.state.epoch, server.state.version)
+    shown = (shard == 0 and sys.stderr.isatty()) if progress is None else progress
+    with bar(server, shown) as tick:
+        return Office(server, _store(store), name, timeout).run(tick)
+
+
+def work(
+    problem: Problem,
+    options: AsyLPG,
+    *,
+    index: int,
+    workers: int,
+    shards: int = 1,
+    store: Any = None,
+    name: str = NAME,
+    timeout: float = 60.0,
+) -> RunResult:
+    """Compute gradient differences for the servers until the run ends; may join late, or again.
+
+    Args:
+        index: this worker's number, from 0; one that comes back takes its old number.
+        workers: how many are expected, as for `serve`.
+
+    The others are those of `serve`. Returns the final parameters, which the problem takes over, too.
+    """
+    checks.positive("asylpg", "timeout", timeout)
+    checks.at_least("asylpg", "index", index, 0)
+    agreement = Agreement(options, problem.size, problem.rows, shards, workers)
+    kernels.prepare(None, problem.kernels)
+    given = _store(store)
+    life = int(own_connection(given).add(f"thinwire/{name}/lives/{index}", 1))
+    worker, meter = Worker(problem, agreement, index, life), Meter()
+    parameters = Line(worker, given, name, timeout, meter).run()
+    problem.finish(parameters)
+    return RunResult(parameters, updates=worker.updates, meter=meter)
+
+
+def asylpg(
+    model: object,
+    loss: Callable[..., Any] | None = None,
+    dataset: Any = None,
+    *,
+    shards: int = 1,
+    min_workers: int = 1,
+    store: Any = None,
+    name: str = NAME,
+    timeout: float = 60.0,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    on_epoch: Callable[[EpochRecord], None] | None = None,
+    **options: Any,
+) -> RunResult:
+    """Train by asynchronous double quantisation: called on every rank of an initialised process group.
+
+    The first `shards` ranks serve, the others work. At the end every rank's model has the final parameters.
+
+    Args:
+        model: an `nn.Module`, or a `LinearProblem`.
+        loss: for a module: a function of (module, batch) that gives the batch's mean loss.
+        dataset: for a module: its rows, the same on every rank; see `ModuleProblem`.
+        shards: how many ranks serve, each a part of the parameters.
+        options: those of `AsyLPG`; the rest are those of `serve`.
+
+    Example (torchrun --nproc-per-node 5 train.py):
+
+        def loss(model, batch):
+            return cross_entropy(model(batch[0]), batch[1])
+
+        thinwire.asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ThinwireError(
+            "torch.distributed is not initialised: call torch.distributed.init_process_group first "
+            "(torchrun sets the environment it needs), or use thinwire.serve and thinwire.work with a store"
+        )
+    try:
+        asked = AsyLPG(**options)
+    except TypeError as error:
+        raise ConfigError(f"asylpg: {error}") from None
+    rank, workers = dist.get_rank(), dist.get_world_size() - shards
+    if shards < 1 or workers < 1:
+        raise ConfigError(
+            f"asylpg: {dist.get_world_size()} ranks are too few for {shards} shards and one worker at least"
+        )
+    problem = as_problem(model, loss, dataset)
+    if rank >= shards:
+        return work(
+            problem,
+            asked,
+            index=rank - shards,
+            workers=workers,
+            shards=shards,
+            store=store,
+            name=name,
+            timeout=timeout,
+        )
+    result = serve(
+        problem,
+        asked,
+        workers=workers,
+        min_workers=min_workers,
+        shard=rank,
+        shards=shards,
+        store=store,
+        name=name,
+        timeout=timeout,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        progress=progress,
+        on_epoch=on_epoch,
+    )
+    if shards > 1:
+        result.parameters = _join_shards(_store(store), name, result.parameters, rank, shards, timeout)
+    problem.finish(result.parameters)
+    return result
+
+
+def _join_shards(store: Any, name: str, part: Any, shard: int, shards: int, timeout: float) -> Any:
+    """All servers' parts, through the store: once a run, and no group of theirs is needed."""
+    from datetime import timedelta
+
+    number = store.add(f"thinwire/{name}/{shard}/ends", 1)
+    keys = [f"thinwire/{name}/{other}/end/{number}" for other in range(shards)]
+    store.set(keys[shard], part.astype(np.float32).tobytes())
+    store.wait(keys, timedelta(seconds=timeout))
+    parts = [np.frombuffer(bytes(store.get(key)), np.float32) for key in keys]
+    return np.concatenate(parts).astype(part.dtype)
+
+
+def _store(store: Any) -> Any:
+    if store is not None:
+        return store
+    if not dist.is_available() or not dist.is_initialized():
+        raise ThinwireError("give a store, or call torch.distributed.init_process_group first")
+    return default_store()

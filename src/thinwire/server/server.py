@@ -1,0 +1,479 @@
+"""The server's coroutine: keeps a shard of the parameters and takes updates in the order of their arrival.
+
+An epoch has two phases. In "summing" every worker has the snapshot x~ and sums the gradients of its chunk of
+the rows; in "stepping" the server gives out parameters and takes updates until `epoch_length` are given out.
+
+Staleness. Every worker that has parameters and has not answered holds a ticket with the version t it got.
+An update is applied at once if all others can still be applied in time, whatever comes: with the other
+tickets sorted by age, the i-th oldest (from 0) will come at t + 1 + i at the earliest, which must be at most
+`max_staleness` after its version. Otherwise it waits. The oldest ticket's update can always be applied, so
+there is always progress, and no more than max_staleness + 1 tickets are out.
+
+Shards. Only shard 0 counts the epoch's updates. Workers get parameters from the shards one after the other,
+in their order, and hold no ticket of a later shard while they wait for an earlier one: no circle of waiting.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.errors import ConfigError, PayloadError, PeerError, ThinwireError
+from thinwire.kernels._random import mix64
+from thinwire.kernels.cpu import grid
+from thinwire.log import warn
+from thinwire.net.meter import Meter
+from thinwire.server import quantiser
+from thinwire.server.agreement import Agreement
+from thinwire.server.mail import Event, ServerMail, next_event
+from thinwire.server.messages import Kind, Message, open_partial, with_text
+from thinwire.server.quantiser import Coded
+from thinwire.server.record import EpochRecord, RunResult
+
+Vector = NDArray[Any]
+LARGEST_COUNT = 2**32 - 1
+
+
+@dataclass
+class ServerState:
+    """All that a server must remember to go on: what a checkpoint holds."""
+
+    x: Vector
+    y: Vector  # the iterate that steps are taken on; x itself unless accelerated
+    snapshot: Vector
+    full: Vector  # the full gradient at the snapshot
+    total: NDArray[np.float64]  # the sum of all x of this epoch, if accelerated
+    epoch: int = 0
+    version: int = 0  # updates applied so far
+    applied: int = 0  # of them in this epoch
+    summed: bool = False  # whether `full` belongs to the snapshot
+    bits_down: int = 0
+    bits_up: int = 0
+
+
+@dataclass
+class Peer:
+    """A worker that has joined on a link."""
+
+    index: int
+    waiting: bool = False  # for parameters, or for a chunk
+    since: int = 0  # who waits longest is served first
+    finished: bool = False  # with this epoch
+    ticket: int | None = None  # the version of the parameters that it has
+    update: Coded | None = None  # arrived, but not applied yet
+    chunk: int | None = None
+
+
+class Server:
+    """One shard.
+
+    Args:
+        agreement: options, sizes and shards that server and workers have in common.
+        shard: which one this is.
+        start: this shard's parameters.
+        workers: how many are expected; the run begins when they are there, or some time later with
+            `min_workers`.
+        min_workers: the run ends with an error when fewer are left.
+        meter: where the driver counts bytes, for the record.
+        on_update: called after every update with the version and the parameters (for tests).
+        on_epoch: called with every new record.
+        on_save: called whenever the state is worth keeping: at every epoch, and every `save_every` updates.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        shard: int,
+        start: Vector,
+        *,
+        workers: int,
+        min_workers: int = 1,
+        meter: Meter | None = None,
+        on_update: Callable[[int, Vector], None] | None = None,
+        on_epoch: Callable[[EpochRecord], None] | None = None,
+        on_save: Callable[[Server], None] | None = None,
+        save_every: int | None = None,
+    ) -> None:
+        if not 1 <= min_workers <= workers:
+            raise ConfigError(
+                f"asylpg: min_workers must be from 1 to the {workers} workers, not {min_workers}"
+            )
+        self.agreement, self.options, self.shard = agreement, agreement.options, shard
+        begin, end = agreement.part(shard)
+        if len(start) != end - begin:
+            raise ConfigError(f"shard {shard} has {end - begin} parameters, not {len(start)}")
+        self.size = len(start)
+        self.workers, self.min_workers = workers, min_workers
+        self.meter = meter if meter is not None else Meter()
+        self.state = ServerState(start, start, start, np.zeros_like(start), np.zeros(self.size))
+        self._begin_epoch(start)
+        self.history: list[EpochRecord] = []
+        self.staleness = np.zeros(self.options.max_staleness + 1, np.int64)
+        self.peers: dict[int, Peer] = {}
+        self.lost: list[str] = []
+        self.dropped = self.discarded = 0
+        self.late_after: float | None = None
+        self._on_update, self._on_epoch, self._on_save = on_update, on_epoch, on_save
+        self._save_every = save_every
+        self._open_tickets = 0
+        self._given = 0
+        self._turn = 0
+        self._bits_then = (0, 0, 0)
+        self._wire_before = 0
+        self._chunks: dict[int, tuple[float, Vector]] = {}
+        self._running = self._over = False
+        self._refusal = ""
+        self._started = time.monotonic()
+        self._scratch = np.zeros(self.size, self.state.x.dtype)
+        self._mail: ServerMail | None = None
+
+    # --- the coroutine -------------------------------------------------------------------------------------
+
+    async def run(self, mail: ServerMail) -> RunResult:
+        self._mail = mail
+        self._given = self.state.applied
+        while not (self._over and not self.peers):
+            event = await next_event()
+            try:
+                self._handle(event)
+            except PayloadError as error:
+                self._gone(event.link, f"sent what cannot be used: {error}")
+                mail.drop(event.link)
+        return self.result()
+
+    def result(self) -> RunResult:
+        return RunResult(
+            self.state.snapshot.copy(),
+            self.history,
+            self.staleness,
+            self.state.version,
+            self.dropped,
+            self.discarded,
+            self.lost,
+            self.meter,
+        )
+
+    def _handle(self, event: Event) -> None:
+        if event.what == "tick":
+            self._begin_if_ready()
+        elif event.what == "gone":
+            self._gone(event.link, event.reason)
+        elif event.message is not None:
+            self._take(event.link, event.message)
+
+    def _take(self, link: int, message: Message) -> None:
+        peer = self.peers.get(link)
+        if message.kind == Kind.HELLO:
+            if peer is not None:
+                raise PayloadError("a second greeting")
+            self._hello(link, message)
+            return
+        if peer is None:
+            return  # given up already
+        if message.kind == Kind.FAULT:
+            raise ThinwireError(f"worker {peer.index}: {message.text}")
+        owes = peer.ticket is not None and peer.update is None
+        if owes and message.kind != Kind.UPDATE and message.epoch == self.state.epoch:
+            raise PayloadError(f"{message.kind.name}, but an update is due")
+        if message.kind == Kind.FINISHED:
+            if message.epoch == self.state.epoch:
+                peer.finished = True
+                self._end_epoch_if_finished()
+            else:
+                self._send_snapshot(link, peer)
+            return
+        if message.kind == Kind.UPDATE:
+            self._update(peer, message)
+        elif message.kind == Kind.PARTIAL:
+            self._partial(peer, message)
+        elif message.kind != Kind.ASK:
+            raise PayloadError(f"{message.kind.name} is nothing that a worker sends")
+        if not message.one_way:
+            self._turn += 1
+            peer.waiting, peer.since = True, self._turn
+        self._answer_all()
+
+    # --- joining and leaving -------------------------------------------------------------------------------
+
+    def _hello(self, link: int, message: Message) -> None:
+        difference = self.agreement.difference(message.text)
+        if difference or self._over:
+            self._refusal = difference or "the run is over"
+            self._post(link, with_text(Kind.REFUSED, self._refusal))
+            return
+        for other, peer in list(self.peers.items()):
+            if peer.index == message.version:  # it restarted before its old link was seen to break
+                self._gone(other, "came back on a new link")
+                self._need_mail().drop(other)
+        peer = Peer(message.version)
+        self.peers[link] = peer
+        if self._running:
+            self._send_snapshot(link, peer)
+        else:
+            self._begin_if_ready()
+
+    def _begin_if_ready(self) -> None:
+        """Begin with all that are expected, or when `late_after` has passed with enough of them."""
+        late = self.late_after is not None and time.monotonic() - self._started > self.late_after
+        if self._running or (len(self.peers) < self.workers and not late):
+            return
+        if len(self.peers) < self.min_workers:
+            why = f" (one was refused: {self._refusal})" if self._refusal else ""
+            raise PeerError(
+                f"only {len(self.peers)} of {self.workers} workers joined shard {self.shard} within "
+                f"{self.late_after:g} s, and min_workers is {self.min_workers}{why}"
+            )
+        self._running = True
+        for link, peer in self.peers.items():
+            self._send_snapshot(link, peer)
+        if self.state.summed and self.state.epoch >= self.options.epochs:
+            self._finish()  # the checkpoint was of a run at its end
+
+    def _gone(self, link: int, reason: str) -> None:
+        peer = self.peers.pop(link, None)
+        if peer is None:
+            return
+        if self._over:
+            return
+        self.lost.append(f"worker {peer.index}: {reason}")
+        warn("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
+        if peer.ticket is not None:
+            self.dropped += 1
+            self._open_tickets -= 1
+            self._given -= 1
+        if self._running and len(self.peers) < self.min_workers:
+            raise PeerError(
+                f"shard {self.shard} has {len(self.peers)} workers left and min_workers is "
+                f"{self.min_workers}: {'; '.join(self.lost)}"
+            )
+        self._apply_ready()
+        self._answer_all()
+        self._end_epoch_if_finished()
+
+    # --- epochs --------------------------------------------------------------------------------------------
+
+    def _begin_epoch(self, x: Vector) -> None:
+        """x~ = x, rounded to float32 as it will travel, so that all have the same."""
+        state = self.state
+        with np.errstate(over="ignore"):
+            state.snapshot = x.astype(np.float32).astype(x.dtype)
+        if not bool(np.isfinite(state.snapshot).all()):
+            raise self._diverged()
+        state.x = state.snapshot.copy()
+        state.total = np.zeros(self.size)
+        if self.options.variant != "accelerated":
+            state.y = state.x
+        elif state.epoch == 0:
+            state.y = state.x.copy()
+        else:  # y goes on from epoch to epoch
+            theta = self.options.theta(state.epoch)
+            grid.couple(state.x, state.y, state.snapshot, theta, np.zeros(self.size))
+        state.applied = 0
+        state.summed = False
+
+    def _send_snapshot(self, link: int, peer: Peer) -> None:
+        peer.finished = peer.waiting = False
+        peer.chunk = None if self.state.summed else self._next_chunk(peer)
+        version = 0 if peer.chunk is None else peer.chunk + 1
+        self._post(
+            link, Message(Kind.SNAPSHOT, self.state.epoch, version, quantiser.raw(self.state.snapshot))
+        )
+
+    def _next_chunk(self, peer: Peer) -> int | None:
+        """Its own chunk, or one that belongs to nobody who is there."""
+        taken = {p.chunk for p in self.peers.values()} | set(self._chunks)
+        owners = {p.index for p in self.peers.values()} - {peer.index}
+        free = [c for c in range(self.agreement.chunks) if c not in taken and c not in owners]
+        return peer.index if peer.index in free else (free[0] if free else None)
+
+    def _partial(self, peer: Peer, message: Message) -> None:
+        if message.epoch != self.state.epoch or self.state.summed:
+            self.discarded += 1
+            return
+        if not 0 <= message.version < self.agreement.chunks:
+            raise PayloadError(f"chunk {message.version} of {self.agreement.chunks} does not exist")
+        loss, gradient = open_partial(message, self.size)
+        self.state.bits_up += 32 * self.size
+        self._chunks.setdefault(message.version, (loss, gradient))
+        peer.chunk = None
+        self._end_summing_if_done()
+
+    def _end_summing_if_done(self) -> None:
+        if self.state.summed or len(self._chunks) < self.agreement.chunks:
+            return
+        state, rows = self.state, self.agreement.rows
+        full, loss = np.zeros(self.size), 0.0
+        for chunk in range(self.agreement.chunks):  # in this order, whoever came first
+            loss += self._chunks[chunk][0]
+            full += self._chunks[chunk][1]
+        state.full = (full / rows).astype(state.x.dtype)
+        state.summed = True
+        self._chunks.clear()
+        self._record(loss / rows)
+        self._save()
+        if state.epoch >= self.options.epochs:
+            self._finish()
+
+    def _record(self, objective: float) -> None:
+        down, up, wire = self._bits_then
+        seconds = time.monotonic() - self._started
+        record = EpochRecord(self.state.epoch, objective, self.state.version, down, up, wire, seconds)
+        self.history.append(record)
+        if not math.isfinite(objective):
+            raise ThinwireError(f"the objective is {objective} at epoch {self.state.epoch}: lower lr")
+        if self._on_epoch is not None:
+            self._on_epoch(record)
+
+    def _end_epoch_if_finished(self) -> None:
+        state = self.state
+        if not self._running or not state.summed or self._over or not self.peers:
+            return
+        if not all(peer.finished for peer in self.peers.values()):
+            return
+        accelerated = self.options.variant == "accelerated" and state.applied
+        x = (state.total / state.applied).astype(state.x.dtype) if accelerated else state.x
+        total = self.meter.total
+        wire = self._wire_before + total.sent_bytes + total.received_bytes
+        self._bits_then = (state.bits_down, state.bits_up, wire)
+        state.epoch += 1
+        self._begin_epoch(x)
+        self._given = 0
+        self._chunks.clear()
+        for link, peer in self.peers.items():
+            self._send_snapshot(link, peer)
+
+    def _finish(self) -> None:
+        self._over = True
+        self._need_mail().close()
+        for link, peer in list(self.peers.items()):
+            if peer.waiting:
+                self._send_end(link)
+
+    def _send_end(self, link: int) -> None:
+        self._post(link, Message(Kind.END, self.state.epoch, 0, quantiser.raw(self.state.snapshot)))
+        del self.peers[link]
+
+    # --- updates -------------------------------------------------------------------------------------------
+
+    def _update(self, peer: Peer, message: Message) -> None:
+        quantiser.check(message.coded, self.size)
+        if message.epoch != self.state.epoch:
+            self.discarded += 1  # of an old epoch: its snapshot is gone
+            return
+        if peer.ticket != message.version or peer.update is not None:
+            raise PayloadError(f"an update with version {message.version}, but it was given {peer.ticket}")
+        self.state.bits_up += message.coded.bits
+        peer.update = message.coded
+        self._apply_ready()
+
+    def _apply_ready(self) -> None:
+        """Apply what may be applied, oldest parameters first."""
+        while True:
+            arrived = [p for p in self.peers.values() if p.update is not None]
+            arrived.sort(key=lambda p: p.ticket or 0)
+            chosen = next((p for p in arrived if self._may_apply(p)), None)
+            if chosen is None:
+                return
+            self._apply(chosen)
+
+    def _may_apply(self, peer: Peer) -> bool:
+        others = sorted(p.ticket for p in self.peers.values() if p is not peer and p.ticket is not None)
+        return all(
+            self.state.version + 1 + number - ticket <= self.options.max_staleness
+            for number, ticket in enumerate(others)
+        )
+
+    def _apply(self, peer: Peer) -> None:
+        coded, ticket = peer.update, peer.ticket
+        if coded is None or ticket is None:
+            raise AssertionError("only what has arrived is applied")
+        peer.update = peer.ticket = None
+        self._open_tickets -= 1
+        state, options = self.state, self.options
+        quantiser.decode(coded, self._scratch)
+        self.staleness[state.version - ticket] += 1
+        rate = options.rate(state.epoch)
+        grid.proximal_step(state.y, self._scratch, state.full, rate, options.l1, options.l2)
+        if options.variant == "accelerated":
+            grid.couple(state.x, state.y, state.snapshot, options.theta(state.epoch), state.total)
+        state.version += 1
+        state.applied += 1
+        if self._on_update is not None:
+            self._on_update(state.version, state.x)
+        if self._save_every is not None and state.version % self._save_every == 0:
+            self._save()
+
+    def _answer_all(self) -> None:
+        """Give everyone who waits what there is for it."""
+        for link, peer in sorted(self.peers.items(), key=lambda item: item[1].since):
+            if peer.waiting and peer.update is None:
+                self._answer(link, peer)
+
+    def _answer(self, link: int, peer: Peer) -> None:
+        state = self.state
+        if self._over:
+            self._send_end(link)
+        elif not state.summed:
+            chunk = self._next_chunk(peer) if peer.chunk is None else None
+            if chunk is not None:
+                peer.chunk, peer.waiting = chunk, False
+                self._post(link, Message(Kind.CHUNK, state.epoch, chunk))
+        elif self.shard == 0 and self._given >= self.options.epoch_length:
+            peer.waiting = False
+            self._post(link, Message(Kind.PAUSE, state.epoch))
+        elif self._open_tickets <= self.options.max_staleness:
+            self._give(link, peer)
+
+    def _give(self, link: int, peer: Peer) -> None:
+        state, options = self.state, self.options
+        mu = options.mu * options.theta(state.epoch)
+        seed = mix64(options.seed + (self.shard << 40) + (state.version << 8) + self._open_tickets)
+        coded, square = quantiser.parameters(
+            state.x, state.snapshot, mode=options.mode, bits=options.bits_down, mu=mu, seed=seed
+        )
+        if not math.isfinite(square) or math.isnan(coded.scale):
+            raise self._diverged()
+        state.bits_down += coded.bits
+        peer.ticket, peer.waiting = state.version, False
+        self._open_tickets += 1
+        self._given += 1
+        self._post(link, Message(Kind.PARAMETERS, state.epoch, state.version, coded))
+
+    def _diverged(self) -> ThinwireError:
+        where = f"in epoch {self.state.epoch}" if self.state.epoch else "at the start or in the first epoch"
+        return ThinwireError(f"the parameters are not finite {where}: lower lr (now {self.options.lr:g})")
+
+    def _post(self, link: int, message: Message) -> None:
+        if message.kind in (Kind.SNAPSHOT,):
+            self.state.bits_down += 32 * self.size
+        if message.version > LARGEST_COUNT:
+            raise ThinwireError("more than 2^32 updates: the header has no room for more")
+        self._need_mail().send(link, message)
+
+    def _need_mail(self) -> ServerMail:
+        if self._mail is None:
+            raise AssertionError("the server is not running")
+        return self._mail
+
+    # --- keeping -------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self._on_save is not None:
+            self._on_save(self)
+
+    def restore(self, state: ServerState, history: list[EpochRecord], staleness: NDArray[np.int64]) -> None:
+        """Go on from a checkpoint; before `run`."""
+        self.state = replace(state)
+        if self.options.variant != "accelerated":
+            self.state.y = self.state.x
+        self.history, self.staleness = history, staleness
+        if history:
+            last = history[-1]
+            self._bits_then = (last.bits_down, last.bits_up, last.wire_bytes)
+            self._wire_before = last.wire_bytes

@@ -1,0 +1,72 @@
+"""Replicas that drift apart, and what brings them together: the mean of the parameters themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from thinwire.core.channel import Channel, Program, context_of, together
+from thinwire.core.optimizer_state import remembered
+from thinwire.net.costs import Link
+from thinwire.net.rank_info import RankInfo
+
+
+class Replicas:
+    """The parameters of one rank, and the optimizer's numbers that belong to them."""
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self._parameters = dict(parameters)
+        self._optimizer = optimizer
+
+    def reconcile(self, rank_info: RankInfo, step: int, link: Link) -> Program:
+        """Replace all of them by their means over the ranks, which are equal bits everywhere."""
+        return self._reconcile(rank_info, step, link)
+
+    async def _reconcile(self, rank_info: RankInfo, step: int, link: Link) -> None:
+        tensors = self._tensors()
+        described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+        context = context_of("\n".join(["replicas", *described]))
+        # A frame without content: its mark tells, before anything is added up, that all ranks average the
+        # same tensors (an optimizer that has not stepped yet on one rank has fewer).
+        device = next(iter(tensors.values())).device
+        ch = Channel(rank_info, step=step, seed=0, key="", device=device)
+        await together([_compare(ch, device)], rank_info, step=step, context=context, link=link)
+        tasks = [_average(tensor, ch) for tensor in tensors.values()]
+        await together(tasks, rank_info, step=step, context=context, link=link)
+
+    def spread(self, rank_info: RankInfo, step: int, link: Link, result: list[float]) -> Program:
+        """Appends the largest distance of a rank's parameters from their mean, relative to its norm."""
+        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in self._parameters.values()])
+        ch = Channel(rank_info, step=step, seed=0, key="", device=flat.device)
+        return together(
+            [_spread(flat, ch, result)], rank_info, step=step, context=context_of("spread"), link=link
+        )
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """By name, in an order that is equal on all ranks."""
+        found = dict(self._parameters)
+        for name, parameter in self._parameters.items():
+            if self._optimizer is not None:
+                kept = remembered(self._optimizer, parameter)
+                found |= {f"{name}\n{field}": value for field, value in kept.items()}
+        return found
+
+
+async def _compare(ch: Channel, device: torch.device) -> None:
+    await ch.gather([torch.empty(0, dtype=torch.uint8, device=device)])
+
+
+async def _average(tensor: torch.Tensor, ch: Channel) -> None:
+    mean = await ch.mean(tensor.detach().contiguous().view(-1))
+    tensor.detach().copy_(mean.view(tensor.shape))
+
+
+async def _spread(flat: torch.Tensor, ch: Channel, result: list[float]) -> None:
+    mean = await ch.mean(flat)
+    distance = (flat - mean).double().square().sum().sqrt().reshape(1)
+    farthest = max(float(theirs[0]) for (theirs,) in await ch.gather([distance]))
+    norm = float(mean.double().square().sum().sqrt())
+    result.append(farthest / norm if norm else farthest)

@@ -1,0 +1,69 @@
+"""`thinwire gradients`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thinwire.tools.cli.show import JsonFile, console, errors, progress, save, table
+
+if TYPE_CHECKING:
+    from thinwire.tools.gradients import Findings
+
+
+def gradients(
+    model: Annotated[str, typer.Option(help="mlp, cnn, resnet20, lstm or transformer.")] = "mlp",
+    data: Annotated[str, typer.Option(help="digits, mnist:DIR, cifar10:DIR or text:FILE.")] = "digits",
+    workers: Annotated[int, typer.Option(min=1, help="Local worker processes.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per worker and step.")] = 32,
+    lr: Annotated[float, typer.Option(help="The learning rate of SGD.")] = 0.1,
+    ratio: Annotated[float, typer.Option(help="The share of entries that top-k is to keep.")] = 0.01,
+    method: Annotated[str, typer.Option("--method", "-m", help="How gradients are averaged.")] = "dense",
+    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
+    out: Annotated[Path, typer.Option(help="The plots: one HTML file.")] = Path("out/gradients.html"),
+    json: JsonFile = None,
+) -> None:
+    """Learn how gradients are distributed over the workers while they train, and what top-k makes of it."""
+    with errors():
+        from thinwire.tools.gradients import Study, figures, run
+        from thinwire.tools.report.figures import write_figures
+
+        study = Study(model, data, workers, steps, batch, lr, ratio, method, seed)
+        with progress(steps) as advance:
+            findings = run(study, lambda _, loss: advance(f"{model}, loss {loss:.3f}", 1))
+        title = f"Gradients of {model} on {data.partition(':')[0]}, {workers} workers"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_figures(out, title, figures(findings))
+        save(json, findings.to_json())
+    _show(findings, out)
+
+
+def _show(findings: Findings, out: Path) -> None:
+    study, last = findings.study, findings.steps[-1]
+    rows: list[tuple[str, ...]] = []
+    parts = len(findings.phases)
+    for number, phase in enumerate(findings.phases):
+        real = phase.real_threshold
+        fits = (phase.threshold(study.ratio), phase.gaussian_threshold(study.ratio))
+        fits += (phase.laplace_threshold(study.ratio),)
+        rows.append(
+            (
+                f"{number + 1} of {parts}",
+                f"{phase.deviation:.3g}",
+                f"{phase.magnitude:.3g}",
+                f"{real:.3g}",
+                *(f"{fit:.3g} ({100 * phase.share_above(fit):.2f} %)" for fit in fits),
+            )
+        )
+    header = ("part of the run", "deviation", "mean magnitude", "top-k", "learned", "Gaussian", "Laplace")
+    title = f"threshold of top-k at {100 * study.ratio:g} %, and what share each threshold really selects"
+    table(title, header, rows)
+    share = findings.histogram_bytes / max(findings.gradient_bytes, 1)
+    console().print(
+        f"loss {last.loss:.3f} after {len(findings.steps)} steps; a histogram costs a worker "
+        f"{findings.histogram_bytes:,.0f} bytes sent a step, {100 * share:.2g} % of a gradient of "
+        f"{findings.gradient_bytes:,} bytes.\nPlots: {out}"
+    )

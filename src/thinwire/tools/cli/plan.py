@@ -1,0 +1,184 @@
+"""`thinwire plan`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.errors import ConfigError
+from thinwire.tools.cli.show import Methods, console, errors, progress, table
+
+if TYPE_CHECKING:
+    from thinwire.net.costs import Link
+    from thinwire.predict.recommend import Plan
+
+_MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9}
+
+
+def plan(
+    model: Annotated[
+        str, typer.Option(help="module:function that returns a torch.nn.Module, such as mymodel:build.")
+    ] = "",
+    parameters: Annotated[str, typer.Option(help="Or how many parameters, such as 25000000 or 25M.")] = "",
+    shapes: Annotated[str, typer.Option(help='Or their shapes, such as "1024x784,1024,10x1024,10".')] = "",
+    workers: Annotated[int, typer.Option(help="How many workers.")] = 4,
+    link: Annotated[str, typer.Option(help="Each worker's link, such as 100mbit,latency=1ms.")] = "100mbit",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure link and workers: torchrun ... -m thinwire plan --probe")
+    ] = False,
+    step_time: Annotated[
+        str, typer.Option(help="A step without communication, such as 50ms; 0s compares communication only.")
+    ] = "0s",
+    method: Methods = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Predict every method's step time on your model and link, and recommend one."""
+    with errors():
+        from thinwire.predict import recommend as planning
+
+        found = _shapes(model, parameters, shapes)
+        compute = planning.seconds_of(step_time)
+        if probe:
+            measured, workers, rank = _probed()
+            if rank != 0:
+                return
+        else:
+            measured = _given(link)
+        asked = method or planning.candidates()
+        with progress(len(asked) + 1) as advance:
+            made = planning.make_plan(
+                found, workers, measured, compute, asked, progress=lambda name: advance(name, 1)
+            )
+    if as_json:
+        console().print_json(json.dumps(made.to_json()))
+    else:
+        _show(made)
+
+
+def _given(text: str) -> Link:
+    """The slowest of the links that were specified: the group waits for it."""
+    from thinwire.net import link as links
+    from thinwire.net.costs import Link
+
+    asked = links.parse(text)
+    slowest = asked.bandwidth
+    if slowest is None:
+        return links.UNLIMITED
+    up = min(each.up_bandwidth for each in asked.all_links)
+    down = min(each.down_bandwidth for each in asked.all_links)
+    return Link(asked.latency, up, down)
+
+
+def _probed() -> tuple[Link, int, int]:
+    """The link that torchrun's processes share, their number, and which of them this is."""
+    import torch.distributed as dist
+
+    from thinwire.predict.probe import probe
+
+    if "RANK" not in os.environ:
+        raise ConfigError(
+            "--probe measures the link between processes: start it on your machines with "
+            "torchrun --nnodes ... -m thinwire plan --probe ..., or give --link"
+        )
+    dist.init_process_group("gloo")
+    try:
+        return probe(), dist.get_world_size(), dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def _shapes(model: str, parameters: str, shapes: str) -> dict[str, tuple[int, ...]]:
+    from thinwire.predict import recommend as planning
+
+    if model and (parameters or shapes):
+        raise ConfigError("give --model, or --parameters and --shapes, not both")
+    if model:
+        return _of_model(model)
+    if not shapes:
+        if not parameters:
+            raise ConfigError("which model? give --model module:function, --shapes or --parameters")
+        return planning.layers_of(_count(parameters))
+    found = planning.shapes_of(shapes)
+    total = sum(math.prod(shape) for shape in found.values())
+    if parameters and _count(parameters) != total:
+        raise ConfigError(f"--shapes has {total:,} parameters, --parameters says {_count(parameters):,}")
+    return found
+
+
+def _count(text: str) -> int:
+    plain = text.strip().lower().replace(",", "").replace("_", "")
+    multiple = _MULTIPLES.get(plain[-1:], 1.0)
+    try:
+        return round(float(plain.rstrip("kmb")) * multiple)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"--parameters: {text!r} is not a number such as 25000000 or 25M") from None
+
+
+def _of_model(text: str) -> dict[str, tuple[int, ...]]:
+    import torch
+
+    place, colon, name = text.partition(":")
+    if not colon or not place or not name:
+        raise ConfigError(f"--model: write module:function, such as mymodel:build, not {text!r}")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        raise ConfigError(f"--model: {place!r} cannot be imported: {error}") from None
+    finally:
+        sys.path.pop(0)
+    function: Any = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"--model: {place!r} has no function {name!r}")
+    with torch.device("meta"):  # the shapes are all that is wanted
+        built: object = function()
+    if not isinstance(built, torch.nn.Module):
+        raise ConfigError(f"--model: {text} returned {type(built).__name__}, not a torch.nn.Module")
+    found = {n: tuple(p.shape) for n, p in built.named_parameters() if p.requires_grad}
+    if not found:
+        raise ConfigError(f"--model: {text} has no parameters to train")
+    return found
+
+
+def _show(made: Plan) -> None:
+    from thinwire.predict.recommend import duration, rate
+
+    rows: list[tuple[str, ...]] = []
+    for row in made.rows:
+        pays = row.break_even.verdict
+        if row.break_even.bandwidth is not None:
+            pays = rate(row.break_even.bandwidth)
+        rows.append(
+            (
+                f"{row.method} *" if row.method == made.recommended else row.method,
+                duration(row.step_seconds),
+                f"{row.speed_up:.2f} x",
+                "-" if row.method == "dense" else pays,
+                f"{row.sent_bytes:,.0f}",
+                f"{row.rounds:.3g}",
+                duration(row.compression_seconds),
+                row.kept_back or "",
+            )
+        )
+    computation = duration(made.compute) if made.compute else "no"
+    line = "no limits" if math.isinf(made.link.bandwidth) else rate(made.link.bandwidth)
+    title = (
+        f"{made.parameters:,} parameters, {made.workers} workers, {line}, "
+        f"latency {duration(made.link.latency)}, {computation} computation"
+    )
+    header = ("method", "step", "speed-up", "pays below", "bytes sent", "rounds", "coding", "kept back")
+    table(title, header, rows)
+    out = console()
+    out.print(f"Recommended: {made.recommended}", markup=False)
+    for reason in made.reasons:
+        out.print(f"  - {reason}", markup=False)
+    if not made.compute:
+        out.print(
+            "Without --step-time only the communication is compared: a whole step gains less.", markup=False
+        )

@@ -1,0 +1,51 @@
+"""`thinwire report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.errors import ConfigError
+from thinwire.tools.cli.show import console, errors
+
+
+def report(
+    records: Annotated[Path, typer.Argument(help="records.jsonl of `thinwire compare`, or its folder.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file; by default report.html beside the records.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw accuracy against time as SVG, too.")] = None,
+    predict: Annotated[
+        bool, typer.Option(help="With predictions for other links and numbers of workers.")
+    ] = True,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Make the report of a comparison from its records: one HTML file that opens without a network."""
+    with errors():
+        from thinwire.tools import report as module
+        from thinwire.tools.compare.records import read
+        from thinwire.tools.compare.summary import as_json as summary
+
+        source = records / "records.jsonl" if records.is_dir() else records
+        found = read(source)
+        path = source.with_name("report.html") if out is None else out
+        try:
+            module.write(found, path, predict=predict)
+            if picture is not None:
+                module.picture(found, picture)
+        except OSError as error:
+            raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+    if as_json:
+        console().print_json(json.dumps(summary(found)))
+    else:
+        for each in (path, picture):
+            if each is not None:
+                console().print(str(each), markup=False, soft_wrap=True)
+    if show:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())

@@ -1,0 +1,115 @@
+"""Step times on other links and among other numbers of workers, from `thinwire.predict` and the records.
+
+Operations and bytes come from the method's own code; its work is scaled so that it takes as long as in the
+recorded runs; compute time is the recorded one. So a report made on another machine still speaks of the
+machines that were compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from thinwire.errors import ConfigError
+from thinwire.net.costs import Link
+from thinwire.predict import BreakEven, Job, Profile, break_even_of, profiles
+from thinwire.tools.compare.records import Records, Setting
+from thinwire.tools.report.summary import Summary
+
+BANDWIDTHS = tuple(10e6 / 8 * 10 ** (number / 8) for number in range(4 * 8 + 1))
+"""10 Mbit/s to 100 Gbit/s, in bytes."""
+WORKERS = (2, 4, 8, 16, 64, 256, 1024)
+UNLIMITED = 125e6
+"""Bytes a second of the link in the plot of worker counts where the runs had none: 1 Gbit/s."""
+STAND_INS = {"pytorch": "dense", "pytorch-fp16": "fp16"}
+"""PyTorch's own, predicted as the method of ours that moves the same bytes."""
+REPEATS = 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one method: seconds a step by `BANDWIDTHS`, and by `WORKERS` on `link_of(setting)`."""
+
+    method: str
+    by_bandwidth: tuple[float, ...]
+    by_workers: tuple[float, ...]
+    break_even: BreakEven
+    here: float | None
+    """On the link of the runs; None if that had no limit."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    predictions: tuple[Prediction, ...]
+    missing: dict[str, str]
+    """Methods that cannot be predicted, and why."""
+
+
+def link_of(setting: Setting) -> Link:
+    """The link for worker counts."""
+    return Link(_latency(setting), setting.bandwidth or UNLIMITED)
+
+
+def _latency(setting: Setting) -> float:
+    return setting.latency if setting.latency > 0 else Link().latency
+
+
+def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
+    """Predict every method that can be predicted; the first one is what break-even is measured against."""
+    setting = records.setting
+    found: dict[str, dict[int, Profile]] = {}
+    missing: dict[str, str] = {}
+    for one in summaries:
+        try:
+            found[one.method] = _profiles(one, setting)
+        except ConfigError as error:
+            # What is wrong, without the advice on how to call it instead.
+            missing[one.method] = str(error).partition(": ")[0]
+    baseline = found.get(summaries[0].method) if summaries else None
+    if baseline is None:
+        return Forecast((), missing)
+    predictions = tuple(_prediction(method, own, baseline, setting) for method, own in found.items())
+    return Forecast(predictions, missing)
+
+
+def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
+    shapes = {name: tuple(shape) for name, shape in setting.layers}
+    method = STAND_INS.get(one.method, one.method)
+    found = profiles(method, shapes, sorted({setting.workers, *WORKERS}), repeats=REPEATS)
+    played = found[setting.workers].compression_seconds
+    if one.compress_seconds is None or played <= 0 or one.compress_seconds.mean <= 0:
+        return found
+    factor = one.compress_seconds.mean / played
+    return {count: scaled(own, factor) for count, own in found.items()}
+
+
+def scaled(own: Profile, factor: float) -> Profile:
+    """The same operations with all work `factor` times as long."""
+
+    def job(one: Job) -> Job:
+        rounds = tuple(replace(each, work=each.work * factor) for each in one.rounds)
+        return replace(one, rounds=rounds, closing=one.closing * factor, finish=one.finish * factor)
+
+    steps = tuple(tuple(job(one) for one in jobs) for jobs in own.steps)
+    return replace(own, steps=steps, reconciliation=job(own.reconciliation) if own.reconciliation else None)
+
+
+def _prediction(
+    method: str, own: dict[int, Profile], baseline: dict[int, Profile], setting: Setting
+) -> Prediction:
+    here, latency = own[setting.workers], _latency(setting)
+
+    def seconds(bandwidth: float) -> float:
+        return here.step_seconds(Link(latency, bandwidth), setting.compute)
+
+    link = link_of(setting)
+    return Prediction(
+        method,
+        tuple(seconds(bandwidth) for bandwidth in BANDWIDTHS),
+        tuple(own[count].step_seconds(link, setting.compute) for count in WORKERS),
+        break_even_of(here, baseline[setting.workers], setting.compute, latency=latency),
+        None
+        if setting.bandwidth is None or not math.isfinite(setting.bandwidth)
+        else seconds(setting.bandwidth),
+    )

@@ -1,0 +1,162 @@
+"""Models of the usual kinds, small enough for a laptop; weights depend on the seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from thinwire.errors import ConfigError
+from thinwire.tools.workloads.data import CONTEXT, Dataset
+
+MODELS = ("mlp", "cnn", "resnet20", "lstm", "transformer")
+
+
+def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> nn.Module:
+    """A model for this data; the global generator is left as it was.
+
+    Args:
+        name: one of `MODELS`.
+        data: what it is to learn.
+        seed: of the weights.
+        hidden: widths of the hidden layers of `mlp`; 1024, 1024 by default (256, 256 for digits).
+    """
+    makers: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+        "mlp": ("images", lambda: mlp(data, hidden)),
+        "cnn": ("images", lambda: cnn(data)),
+        "resnet20": ("images", lambda: ResNet20(data.shape[0], data.classes)),
+        "lstm": ("text", lambda: CharLstm(data.classes)),
+        "transformer": ("text", lambda: CharTransformer(data.classes)),
+    }
+    if name not in makers:
+        raise ConfigError(f"models are {', '.join(MODELS)}, not {name!r}")
+    kind, make = makers[name]
+    if kind != data.kind:
+        other = "text:FILE" if kind == "text" else "digits, mnist:DIR or cifar10:DIR"
+        raise ConfigError(f"{name} learns {kind}, but {data.name} is {data.kind}: give --data {other}")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        return make()
+
+
+def loss(data: Dataset, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, over symbols or images."""
+    return functional.cross_entropy(outputs.reshape(-1, data.classes), targets.reshape(-1))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, rows: int = 0, batch: int = 512) -> tuple[float, float]:
+    """Loss and accuracy on the test data (its first `rows`, if given)."""
+    was_training = model.training
+    model.eval()
+    rows = min(rows or len(data.test_inputs), len(data.test_inputs))
+    total = right = 0.0
+    for begin in range(0, rows, batch):
+        targets = data.test_targets[begin : min(begin + batch, rows)]
+        outputs = model(data.test_inputs[begin : begin + len(targets)])
+        total += float(loss(data, outputs, targets)) * len(targets)
+        right += float((outputs.argmax(-1) == targets).float().mean()) * len(targets)
+    model.train(was_training)
+    return total / rows, right / rows
+
+
+def mlp(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
+    widths = hidden or ((256, 256) if data.name == "digits" else (1024, 1024))
+    layers: list[nn.Module] = [nn.Flatten()]
+    before = prod(data.shape)
+    for width in widths:
+        layers += [nn.Linear(before, width), nn.ReLU()]
+        before = width
+    return nn.Sequential(*layers, nn.Linear(before, data.classes))
+
+
+def cnn(data: Dataset) -> nn.Module:
+    """Three convolutions, two of them followed by pooling, and a hidden layer."""
+    channels, height, width = data.shape
+    features = 64 * (height // 4) * (width // 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(features, 128),
+        nn.ReLU(),
+        nn.Linear(128, data.classes),
+    )
+
+
+class _Block(nn.Module):
+    """Two convolutions around which the input is led; with fewer columns and more channels, by padding."""
+
+    def __init__(self, before: int, channels: int) -> None:
+        super().__init__()
+        self.stride = 1 if before == channels else 2
+        self.first = nn.Conv2d(before, channels, 3, self.stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(channels)
+        self.more = channels - before
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.first_norm(self.first(x)))
+        y = self.second_norm(self.second(y))
+        around = x[:, :, :: self.stride, :: self.stride]
+        return functional.relu(y + functional.pad(around, (0, 0, 0, 0, 0, self.more)))
+
+
+class ResNet20(nn.Module):
+    """The residual network of 20 layers for small images (He et al., 2016): 0.27 M parameters."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        blocks = [_Block(16, 16) for _ in range(3)]
+        blocks += [_Block(16, 32), _Block(32, 32), _Block(32, 32)]
+        blocks += [_Block(32, 64), _Block(64, 64), _Block(64, 64)]
+        self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class CharLstm(nn.Module):
+    """Two layers of LSTM over characters."""
+
+    def __init__(self, symbols: int, width: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(symbols, 64)
+        self.lstm = nn.LSTM(64, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, symbols)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(self.embedding(x))[0])
+
+
+class CharTransformer(nn.Module):
+    """A small causal transformer over characters."""
+
+    def __init__(self, symbols: int, width: int = 128, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(symbols, width)
+        self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, symbols)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        hidden = self.embedding(x) + self.position[:length]
+        return self.head(self.norm(self.encoder(hidden, mask=later, is_causal=True)))

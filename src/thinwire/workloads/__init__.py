@@ -1,6 +1,0 @@
-"""What is trained in comparisons and reproductions: real data and the usual small models."""
-
-from thinwire.workloads.data import Dataset, load
-from thinwire.workloads.models import MODELS, build
-
-__all__ = ["MODELS", "Dataset", "build", "load"]
