@@ -19,7 +19,7 @@ HEADER = (
 
 
 def write_pages(folder: Path, digits: Mapping[str, Any] | None) -> list[Path]:
-    """Write README.md and a page for each method; `digits` is what `python -m benchmarks digits --json` wrote."""
+    """Write README.md and a page for each method; `digits`: from `benchmarks digits --json`."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, text in pages(digits).items():
