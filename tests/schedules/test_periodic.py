@@ -10,13 +10,16 @@ from torch import nn
 import thinwire
 from tests.hosts.common import batch, flat
 from tests.schedules.cohort import Cohort, adam, equal_parameters, normed
-from thinwire import ConfigError, StateError, parse_method
+from thinwire import ConfigError, StateError, parse
+from thinwire.averaging import LocalSGD
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import cut
+from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.periodic import PeriodicSession
 
 
 def meetings(method: str, steps: int) -> list[tuple[int, list[int]]]:
-    clock = Clock(parse_method(method), seed=0)
+    clock = Clock(parse(method), seed=0)
     found = []
     for _ in range(steps):
         due, _, _ = clock.tick()
@@ -198,10 +201,10 @@ def test_blend_keeps_a_share_of_the_ranks_own_parameters() -> None:
 
 
 def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(caplog) -> None:
-    for method in ("localsgd(every=2)", "pqasgd(every=2)", "periodic(every=2, exchange='topk(ratio=0.2)')"):
+    for method in ("localsgd(every=2)", "pqasgd(every=2)", "periodic(every=2, exchange=topk(ratio=0.2))"):
         cohort = Cohort(method, 3)
         cohort.train(range(4))
-        common, residuals = flat(cohort.models[0]), cohort.sessions[0].pending()
+        common, residuals = flat(cohort.models[0]), cohort.sessions[0].residuals()
         residuals = {name: owed.clone() for name, owed in residuals.items()}
         for rank in range(3):
             cohort.local_step(rank, 4)
@@ -217,7 +220,7 @@ def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(cap
         for rank, model in enumerate(cohort.models):
             assert torch.equal(flat(model), common), f"{method}: rank {rank}"
             assert cohort.sessions[rank].dropped == 1
-        for name, owed in cohort.sessions[0].pending().items():
+        for name, owed in cohort.sessions[0].residuals().items():
             assert torch.equal(owed, residuals[name])
         cohort.train(range(6, 10))
         assert all(torch.isfinite(flat(model)).all() for model in cohort.models)
@@ -283,16 +286,16 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
         ("pqasgd(bits=3)", "bits must be one of 1, 2, 4, 8"),
         ("diloco(outer_lr=0)", "outer_lr must be a finite number above 0"),
         ("diloco(outer_momentum=1)", "outer_momentum must be a number from 0 up and below 1"),
-        ("periodic(exchange='dgc')", "dgc keeps a momentum of gradients"),
-        ("periodic(exchange='a2sgd')", "gives every rank a result of its own"),
-        ("periodic(exchange='tpok')", "unknown method 'tpok'"),
-        ("periodic(exchange='localsgd')", "localsgd says when to talk"),
+        ("periodic(exchange=dgc)", "dgc keeps a momentum of gradients"),
+        ("periodic(exchange=a2sgd)", "gives every rank a result of its own"),
+        ("periodic(exchange=tpok)", "unknown method 'tpok'"),
+        ("periodic(exchange=localsgd)", "localsgd says when to talk"),
         ("periodic(exchange=3)", "exchange is a method string, not 3"),
     ],
 )
 def test_bad_options_get_helpful_errors(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_method(text)
+        parse(text)
 
 
 def test_a_schedule_is_not_an_exchange() -> None:
@@ -307,12 +310,12 @@ def test_models_that_cannot_be_averaged_are_refused() -> None:
     model, other = normed(), nn.Linear(3, 3)
     both = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ConfigError, match="the optimizer trains 2 tensors that are not the model's"):
-        thinwire.PeriodicSession(model, thinwire.LocalSGD(), both, entry=thinwire.RankInfo(0, 1))
+        PeriodicSession(model, LocalSGD(), both, entry=RankInfo(0, 1))
     strange = torch.optim.SGD(other.parameters(), lr=0.1)
     for p in other.parameters():
         p.requires_grad_(False)
     with pytest.raises(ConfigError, match="trains none of the model's parameters"):
-        thinwire.PeriodicSession(model, thinwire.LocalSGD(), strange, entry=thinwire.RankInfo(0, 1))
+        PeriodicSession(model, LocalSGD(), strange, entry=RankInfo(0, 1))
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------
@@ -366,7 +369,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
 
 
 def test_another_number_of_ranks() -> None:
-    method = "periodic(every=2, exchange='topk(ratio=0.2)')"
+    method = "periodic(every=2, exchange=topk(ratio=0.2))"
     two = Cohort(method, 2)
     two.train(range(4))
     states = [session.state_dict() for session in two.sessions]
