@@ -26,7 +26,7 @@ def test_replicas_are_equal_after_a_sync(method: str) -> None:
     for step in range(13):
         cohort.train([step])
         first = cohort.sessions[0]
-        if first.clock.all_met:
+        if first.clock.all_synced:
             met += 1
             assert all(equal(model, cohort.models[0]) for model in cohort.models[1:])
         elif first.method.fragment_count == 1:
@@ -39,7 +39,7 @@ def test_replicas_are_equal_after_a_sync(method: str) -> None:
     assert all(torch.isfinite(tensor).all() for tensor in cohort.models[0].parameters())
 
 
-@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse(m).late])
+@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse(m).delay])
 def test_a_late_result_is_applied_in_time_and_equal_everywhere(method: str) -> None:
     """Right after a fragment's result has been applied without blending, the fragment is equal everywhere."""
     cohort = Cohort(method, 3)

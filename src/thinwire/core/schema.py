@@ -24,9 +24,7 @@ Schema = Mapping[str, Check]
 def check(schema: Schema, given: object, what: str = "the checkpoint") -> Mapping[str, Any]:
     """`given`, if it has all fields of the schema and each fits."""
     if not isinstance(given, Mapping):
-        raise StateError(
-            f"{what} must be what state_dict() returned, or a list of such, not {type(given).__name__}"
-        )
+        raise _not_a_state(given)
     found = cast("Mapping[str, Any]", given)
     missing = [key for key in schema if key not in found]
     if missing:
@@ -41,13 +39,15 @@ def as_list(given: object) -> list[Mapping[str, Any]]:
     if isinstance(given, Mapping):
         return [cast("Mapping[str, Any]", given)]
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise StateError(
-            f"a state is what state_dict() returned, or a list of such, not {type(given).__name__}"
-        )
+        raise _not_a_state(cast(object, given))
     states = list(cast("Sequence[Mapping[str, Any]]", given))
     if not states:
         raise StateError("no state was given: a rank without one of its own loads any with on_resize='drop'")
     return states
+
+
+def _not_a_state(given: object) -> StateError:
+    return StateError(f"a state is what state_dict() returned, or a list of such, not {described(given)}")
 
 
 def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
