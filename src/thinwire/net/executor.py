@@ -46,7 +46,8 @@ class ProcessGroupExecutor:
         try:
             end = self._meet(op)
             answer, cost, length = self._perform(op)
-            sleep_until(end)
+            if end:
+                sleep_until(end)
         except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
             raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
         ended = time.perf_counter()
