@@ -118,7 +118,7 @@ def start_local(
         raise ConfigError(f"{workers} workers need as many hosts, not {len(hosts)}")
     context = multiprocessing.get_context("forkserver")
     # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
-    context.set_forkserver_preload(["thinwire", "torch._dynamo", "numba"])
+    context.set_forkserver_preload(["thinwire.hosts.attach", "torch._dynamo", "numba"])
     # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it. Hosts
     # have no way to the parent, and what they say in a file is not counted on their interfaces.
     store = None if hosts else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -25,7 +25,7 @@ def in_lockstep(method: str, size: int) -> tuple[dict[str, int], int]:
     rng = torch.Generator().manual_seed(0)
     gradients = {name: torch.randn(math.prod(s), generator=rng).view(s) for name, s in SHAPES.items()}
     for session in cohort.sessions:
-        session.step = 1_000_000 - 1_000_000 % size
+        session.engine.step = 1_000_000 - 1_000_000 % size
     cohort.average([{name: g.clone() for name, g in gradients.items()} for _ in range(size)])
     meters = cohort.driver.meters
     kinds = {name: tally.operations for name, tally in meters[0].by_operation.items()}
