@@ -101,8 +101,8 @@ def test_buckets_are_cut_as_ddp_cuts_them() -> None:
 FREE = Link(latency=0.0, bandwidth=costs.TCP_FRAMING)  # one byte of payload a second
 
 
-def job(*rounds: tuple[float, int], closing: float = 0.0, settles: bool = False, finish: float = 0.0) -> Job:
-    return Job(tuple(Round("all_reduce", w, b, b, b, 0) for w, b in rounds), closing, settles, finish)
+def job(*rounds: tuple[float, int], closing: float = 0.0, commits: bool = False, finish: float = 0.0) -> Job:
+    return Job(tuple(Round("all_reduce", w, b, b, b, 0) for w, b in rounds), closing, commits, finish)
 
 
 def clock(jobs: list[Job], driver: timeline.Driver, cores: float = math.inf, compute: float = 0.0) -> float:
@@ -131,8 +131,8 @@ def test_one_core_works_on_one_thing_at_a_time() -> None:
     assert clock(two, "lanes", cores=1, compute=10) == pytest.approx(20)
 
 
-def test_what_settles_waits_for_the_last_bucket() -> None:
-    jobs = [job((0, 1), settles=True, finish=2), job((0, 9), settles=True, finish=2)]
+def test_what_commits_waits_for_the_last_bucket() -> None:
+    jobs = [job((0, 1), commits=True, finish=2), job((0, 9), commits=True, finish=2)]
     assert clock(jobs, "lanes") == pytest.approx(12)
     assert clock([job((0, 1), closing=2), job((0, 9), closing=2)], "lanes") == pytest.approx(12)
 
