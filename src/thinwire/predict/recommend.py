@@ -18,7 +18,6 @@ from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
 
-# Only other methods make something of these.
 # A method is recommended if it came this close to dense in our own table, in points of accuracy.
 CLOSE_ENOUGH = 0.01
 # And if it saves so much of the time of a step: less is not worth a method that approximates.
