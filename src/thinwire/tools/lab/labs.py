@@ -12,8 +12,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 from thinwire.net.link import Links
@@ -50,9 +49,6 @@ class HostState:
     sent: int
     received: int
     processes: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find() -> list[Lab]:
