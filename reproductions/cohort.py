@@ -16,7 +16,7 @@ from torch import nn
 from reproductions.base import Context
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.lockstep import Lockstep
-from thinwire.methods.registry import parse
+from thinwire.methods.registry import parse_exchange
 from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
@@ -70,7 +70,7 @@ class Cohort:
     def __init__(self, method: str | Exchange, recipe: Recipe, data: Dataset) -> None:
         self.recipe = recipe
         self.data = data
-        self.exchange = parse(method)
+        self.exchange = parse_exchange(method)
         self.network = Lockstep(recipe.workers)
         first = build(recipe.model, data, recipe.seed, recipe.hidden)
         drifting = not self.exchange.traits.consensus
@@ -115,12 +115,12 @@ class Cohort:
 
     def average(self, gradients: Gradients) -> Gradients:
         """What the method makes of them, for every worker; written over them."""
-        views = [s.views(g, in_place=True) for s, g in zip(self.sessions, gradients, strict=True)]
+        views = [s.engine.views(g, in_place=True) for s, g in zip(self.sessions, gradients, strict=True)]
         for session in self.sessions:
-            session.begin_step()
-        kept = self.network.run([s.program(v) for s, (_, v) in zip(self.sessions, views, strict=True)])
+            session.engine.begin_step()
+        kept = self.network.run([s.engine.program(v) for s, (_, v) in zip(self.sessions, views, strict=True)])
         for session in self.sessions:
-            session.end_step(kept)
+            session.engine.end_step(kept)
         return [means for means, _ in views]
 
     def step(self, watch: Callable[[Gradients], None] | None = None) -> float:

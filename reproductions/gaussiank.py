@@ -31,7 +31,7 @@ def shapes(recipe: Recipe, data: Dataset, looks: int) -> dict[str, Any]:
     def watch(gradients: Gradients) -> None:
         if cohort.steps not in when:
             return
-        owed = cohort.sessions[0].pending()
+        owed = cohort.sessions[0].residuals()
         own = {name: g.flatten() for name, g in gradients[0].items() if g.numel() >= 1024}
         u = torch.cat([g + owed[name].flatten() if name in owed else g for name, g in own.items()])
         found.append({"step": cohort.steps + 1, **_shape(u)})

@@ -11,7 +11,7 @@ import torch
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Recipe, images
 from thinwire import kernels
-from thinwire.core.plan import View
+from thinwire.core.routing import View
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
@@ -104,11 +104,11 @@ def descend(
                 gradient = task.gradient(w, rows[rank])
                 if svrg:
                     gradient -= task.gradient(anchor, rows[rank])
-                views.append(session.views({"w": gradient}, in_place=True))
-                session.begin_step()
-            kept = network.run([s.program(v) for s, (_, v) in zip(sessions, views, strict=True)])
+                views.append(session.engine.views({"w": gradient}, in_place=True))
+                session.engine.begin_step()
+            kept = network.run([s.engine.program(v) for s, (_, v) in zip(sessions, views, strict=True)])
             for session in sessions:
-                session.end_step(kept)
+                session.engine.end_step(kept)
             w -= step_size * (views[0][0]["w"] + full)
         gaps.append(task.loss(w) - best)
         bits.append(8.0 * network.meters[0].total.payload_bytes)

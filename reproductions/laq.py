@@ -11,7 +11,7 @@ from reproductions import lag
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images
 from thinwire.convex import Descent, Objective, lazy_gd
-from thinwire.methods import LASG, QSGD, same_batch
+from thinwire.methods import LASG, QSGD
 from thinwire.methods.families.lazy import Coder, Counts, Lazy
 from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
@@ -112,7 +112,7 @@ class _Lazy(Cohort):
             ) -> torch.Tensor:
                 return loss(self.data, net(x), y)
 
-            same_batch(session, model, value)
+            session.same_batch(model, value)
             model.zero_grad()
             now = value(model)
             now.backward()
@@ -159,7 +159,7 @@ def _uploads(cohort: Cohort, steps: int) -> dict[str, float]:
         )
         uploads, size = steps * cohort.recipe.workers, sum(part.nbytes for part in code)
     else:
-        known = [session.states.entries() for session in cohort.sessions]
+        known = [session.engine.states.entries() for session in cohort.sessions]
         counts = [fields["counts"] for own in known for fields in own.values() if "counts" in fields]
         uploads = sum(Counts.from_tensor(each).uploads for each in counts)
         size = Coder(exchange.upload_bits, tuple(numbers)).payload_bytes(total)

@@ -10,7 +10,7 @@ from reproductions.cohort import Recipe
 from thinwire.averaging import Schedule
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse_method
+from thinwire.methods.registry import parse
 from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.periodic import PeriodicSession
@@ -26,7 +26,7 @@ class LocalCohort:
     """
 
     def __init__(self, method: str, recipe: Recipe, data: Dataset, *, sorted_labels: bool = False) -> None:
-        schedule = parse_method(method)
+        schedule = parse(method)
         if not isinstance(schedule, Schedule):
             raise ConfigError(f"{method} is not a schedule")
         first = build(recipe.model, data, recipe.seed, recipe.hidden)

@@ -13,8 +13,9 @@ import torch
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Recipe, train
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.memories import Residual
 from thinwire.methods.families.selectors import kept
 from thinwire.tools.report.figures import lines
@@ -104,7 +105,7 @@ class Corner(Exchange):
         sent = torch.zeros_like(u)
         sent[chosen] = scale * u[chosen]
         mean = await ch.mean(sent)
-        if await ch.settled(bool(mean.isfinite().all())) and self.feedback:
+        if await ch.commit(bool(mean.isfinite().all())) and self.feedback:
             state.error.copy_(u - sent)
         out.copy_(mean)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import ConfigError, Link, methods, parse, predict
+from thinwire import ConfigError, list_methods, parse, predict
 from thinwire.net import costs
+from thinwire.net.costs import Link
 from thinwire.predict import timeline
 from thinwire.predict.mirror import Job, Round
 
@@ -32,7 +33,7 @@ def in_lockstep(method: str, size: int) -> tuple[dict[str, int], int]:
 
 
 # Lazy methods send what has changed since their last step, which the two runs do not share.
-STEADY = [name for name in methods() if not hasattr(parse(name), "upload_bits")]
+STEADY = [name for name in list_methods() if not hasattr(parse(name), "upload_bits")]
 
 
 @pytest.mark.parametrize("method", STEADY)

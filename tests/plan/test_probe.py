@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import thinwire
-from thinwire import ConfigError, Link, RankInfo
+from thinwire import ConfigError
 from thinwire.net import frames
-from thinwire.net.costs import TCP_FRAMING
+from thinwire.net.costs import TCP_FRAMING, Link
 from thinwire.net.executor import cost_on_gloo
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import RankInfo
 from thinwire.predict.probe import measure, probe
 from thinwire.tools.lab import namespaces
 from thinwire.tools.lab.hosts import hosts_for

@@ -118,7 +118,7 @@ def overlapping(worker: Worker, nap: float) -> tuple[list[float], torch.Tensor]:
 
 
 def one_dies(worker: Worker, method: str, culprit: int) -> tuple[str, str, float] | None:
-    loaded_together(worker, str(thinwire.parse_method(method).inner))
+    loaded_together(worker, str(thinwire.parse(method).inner))
     model = mlp()
     optimizer, session = session_of(model, method)
     for step in range(5):

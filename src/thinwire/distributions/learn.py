@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from thinwire.core.channel import Channel, Program, context_of, together
+from thinwire import log
+from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.core.requests import added
 from thinwire.distributions.cells import QuantileCells
 from thinwire.distributions.choose import Plan, plans, table_bits
@@ -29,7 +30,6 @@ from thinwire.distributions.protocol import (
 from thinwire.distributions.question import Network, Question, Structure
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ConfigError
-from thinwire.log import warn
 from thinwire.net import frames
 from thinwire.net.costs import Link
 from thinwire.net.executor import ProcessGroupExecutor
@@ -184,7 +184,7 @@ def _in_one_process(shards: Sequence[Any], question: Question, rng: np.random.Ge
 
     answer = _result_of(_answer(question, sizes, post))
     for warning in answer.warnings:
-        warn("%s", warning)
+        log.warning("%s", warning)
     return answer
 
 
@@ -214,7 +214,7 @@ def _on_ranks(
         network.close()
     answer = replace(result[0], wire_bytes=meter.sent_bytes + meter.received_bytes)
     for warning in answer.warnings if network.rank_info.rank == 0 else ():
-        warn("%s", warning)
+        log.warning("%s", warning)
     return answer
 
 
@@ -238,7 +238,7 @@ class _Ranks:
         self.rank_info = rank_info
         self.rng = rng
         self.samples: Any = None
-        self.context = context_of(repr(question))
+        self.context = mark_of(repr(question))
 
     async def muster(self, samples: Any) -> I64:
         """Everybody's number of samples. Bad samples on one rank are an error on all."""
@@ -289,5 +289,5 @@ class _Ranks:
             found.append(await ch.gather(parts, ragged=True))
 
         ch = Channel(self.rank_info, step=0, seed=self.question.seed, key="", device=torch.device("cpu"))
-        await together([task(ch)], self.rank_info, step=0, context=self.context, link=Link())
+        await together([task(ch)], self.rank_info, step=0, mark=self.context, link=Link())
         return found[0]

@@ -40,7 +40,7 @@ class ProcessGroupExecutor:
 
     def execute(self, op: frames.Primitive) -> object:
         """Carry out one primitive and count it."""
-        if isinstance(op, frames.Settle):
+        if isinstance(op, frames.Commit):
             return op.finite
         begin = time.perf_counter()
         try:

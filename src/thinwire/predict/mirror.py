@@ -86,7 +86,7 @@ class Mirror:
                     rest = time.perf_counter() - began
                     return Job(tuple(rounds), closing if settles else rest, settles, rest if settles else 0.0)
                 work = time.perf_counter() - began
-                if isinstance(request, frames.Settle):
+                if isinstance(request, frames.Commit):
                     if not to_the_end:
                         return Job(tuple(rounds), work, True, 0.0)
                     closing, settles, answer = work, True, request.finite
@@ -111,7 +111,7 @@ class Mirror:
                 mine = op.blocks[self.rank_info.rank]
                 apart = size * mine.numel() <= OWN_MEMORY
                 return [mine.clone() if apart else mine for _ in range(size)]
-            case frames.Settle():
+            case frames.Commit():
                 return op.finite
 
     def _from(self, op: frames.Broadcast) -> torch.Tensor:

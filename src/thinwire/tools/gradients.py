@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse
+from thinwire.methods.registry import parse_exchange
 from thinwire.net.launch import Worker, run_local
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.histogram import Histogram
@@ -80,7 +80,7 @@ class Findings:
 
 def run(study: Study, progress: Callable[[int, float], None] | None = None) -> Findings:
     """Train on local workers; every step's histogram is learned from all of them before the average."""
-    parse(study.method)
+    parse_exchange(study.method)
     build(study.model, load(study.data), study.seed)  # errors are raised here, once
 
     def on_report(rank: int, message: tuple[int, float]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse_method
+from thinwire.methods.registry import parse
 from thinwire.net import link as links
 from thinwire.tools.compare.records import Setting
 from thinwire.tools.workloads import build, load
@@ -134,7 +134,7 @@ def resolve_methods(chosen: Sequence[str]) -> list[str]:
     Every entry may hold several methods with commas between them.
     """
     texts = [part for text in chosen for part in split(text)] or list(DEFAULT_METHODS)
-    full = [text if text in PYTORCH else str(parse_method(text)) for text in texts]
+    full = [text if text in PYTORCH else str(parse(text)) for text in texts]
     baseline = "pytorch" if "pytorch" in full else "dense"
     return list(dict.fromkeys([baseline, *full]))
 

@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.hosts import Attached, attach
+from thinwire.core.engine import Engine
+from thinwire.hosts.attach import attach
 from thinwire.net.launch import Worker
 from thinwire.net.link import throttle
+from thinwire.sessions.base import BaseSession
 from thinwire.tools.compare.records import Evaluation, Run, Setting, Step, finite
 from thinwire.tools.compare.settings import PYTORCH
 from thinwire.tools.lab.inside import counters
@@ -36,7 +38,7 @@ class Trainer:
     model: nn.Module
     bare: nn.Module
     optimizer: torch.optim.Optimizer
-    session: Attached | None
+    session: BaseSession | None
     interface: tuple[int, int] | None
     """What the kernel had counted at the start, see `interface_bytes`."""
 
@@ -145,21 +147,24 @@ def _method_costs(trainer: Trainer, steps: int, waited: float) -> dict[str, Any]
         "wait_seconds": session.meter.network_seconds / steps,
         "rounds": total.operations / steps,
         "payload": payload,
-        "layers": payload_by_parameter(session, trainer.bare, payload),
+        "layers": payload_by_parameter(session.engine, payload),
     }
 
 
-def payload_by_parameter(session: Attached, model: nn.Module, payload: float) -> dict[str, float]:
+def payload_by_parameter(engine: Engine, payload: float) -> dict[str, float]:
     """A step's measured payload, shared out by what the method promises for each parameter alone.
 
-    If a payload depends on the data, shares go by the number of entries.
+    If a payload depends on the data, shares go by the number of entries. A parameter that periodic averaging
+    cuts in pieces gets the sum of theirs.
     """
-    cpu = torch.device("cpu")
-    layouts = {name: session.layout([name], cpu) for name, _ in model.named_parameters()}
-    promised = {name: session.payload_bytes([layout]) for name, layout in layouts.items()}
+    layouts = {name: engine.layout([name], torch.device("cpu")) for name in engine.parameters}
+    promised = {name: engine.payload_bytes([layout]) for name, layout in layouts.items()}
     if None in promised.values():
         promised = {name: layout.numel for name, layout in layouts.items()}
-    shares = {name: float(share or 0) for name, share in promised.items()}
+    shares: dict[str, float] = {}
+    for name, share in promised.items():
+        parameter = name.partition("[")[0]
+        shares[parameter] = shares.get(parameter, 0.0) + (share or 0)
     total = sum(shares.values())
     return {name: payload * share / total for name, share in shares.items()} if total else {}
 
