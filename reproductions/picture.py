@@ -11,7 +11,7 @@ from thinwire.tools.report.palette import styles
 
 WIDTH = 760
 BOX = LEFT, TOP, RIGHT, BOTTOM = 76, 56, 736, 376
-ROW, COLUMNS, LONGEST_NAME = 22, 2, 46
+ROW, COLUMNS, LONGEST_NAME = 22, 2, 44
 MOST_POINTS = 160
 """Of a curve: more than the picture can show are averaged."""
 
@@ -37,12 +37,12 @@ def svg(title: str, figure: Any) -> str | None:
     legend: list[Entry] = []
     for number, (name, (_, mode)) in enumerate(curves.items()):
         row, column = divmod(number, COLUMNS)
-        place = (LEFT + column * (RIGHT - LEFT) // COLUMNS, BOTTOM + 62 + ROW * row)
+        place = (LEFT + column * (RIGHT - LEFT) // COLUMNS, BOTTOM + 68 + ROW * row)
         shown = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
         legend.append(Entry(*place, shown, drawn[name], "lines" in mode))
     return Chart(
         WIDTH,
-        BOTTOM + 62 + ROW * math.ceil(len(curves) / COLUMNS),
+        BOTTOM + 68 + ROW * math.ceil(len(curves) / COLUMNS),
         title=title[:1].upper() + title[1:],
         subtitle="",
         description="; ".join(curves),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from thinwire.core.config import Configured
+from thinwire.core.config import Configured, text_of
 from thinwire.core.exchange import Exchange
-from thinwire.methods.registry import list_methods, list_schedules
+from thinwire.methods.registry import list_methods, list_schedules, to_json
 from thinwire.tools.catalogue.formulas import formula
 
 GUARANTEES: dict[tuple[str, object], str] = {
@@ -42,6 +43,8 @@ class Description:
     call: str
     summary: str
     options: dict[str, Any]
+    """As JSON has them; `defaults`: as text."""
+    defaults: str
     traits: dict[str, Any]
     bytes: str
     reference: str
@@ -78,7 +81,8 @@ def describe(cls: type[Configured]) -> Description:
         kind="exchange" if exchange else "schedule",
         call=repr(instance),
         summary=text.splitlines()[0] if text else "",
-        options=instance.options(),
+        options=json.loads(to_json(instance))["options"],
+        defaults=", ".join(f"{key}={text_of(value)}" for key, value in instance.options().items()),
         traits=asdict(instance.traits) if exchange else {"consensus": True},
         bytes=formula(cls.name),
         reference=" ".join(section(text, "Reference").split()),

@@ -135,7 +135,7 @@ def _of_model(text: str) -> dict[str, tuple[int, ...]]:
     function: Any = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"--model: {place!r} has no function {name!r}")
-    with torch.device("meta"):  # the shapes are all that is wanted
+    with torch.device("meta"):  # only the shapes are needed
         built: object = function()
     if not isinstance(built, torch.nn.Module):
         raise ConfigError(f"--model: {text} returned {type(built).__name__}, not a torch.nn.Module")

@@ -18,7 +18,7 @@ Optimizer = Literal["sgd", "adam"]
 # PyTorch's own methods. Only a lab can slow these down: they do not go through thinwire's channel.
 PYTORCH = ("pytorch", "pytorch-fp16", "pytorch-powersgd")
 
-DEFAULT_METHODS = (
+METHODS = (
     "dense",
     "fp16",
     "qsgd(bits=4)",
@@ -26,7 +26,7 @@ DEFAULT_METHODS = (
     "powersgd(rank=2)",
     "pqasgd(every=8, bits=4)",
 )
-"""One method of each kind."""
+"""Compared unless the user names others: one of each kind."""
 
 EVALUATIONS = 20
 """Of a run, unless the user sets an interval."""
@@ -133,7 +133,7 @@ def resolve_methods(chosen: Sequence[str]) -> list[str]:
 
     Every entry may hold several methods with commas between them.
     """
-    texts = [part for text in chosen for part in split(text)] or list(DEFAULT_METHODS)
+    texts = [part for text in chosen for part in split(text)] or list(METHODS)
     full = [text if text in PYTORCH else str(parse(text)) for text in texts]
     baseline = "pytorch" if "pytorch" in full else "dense"
     return list(dict.fromkeys([baseline, *full]))

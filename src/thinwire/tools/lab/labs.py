@@ -111,22 +111,18 @@ def state(lab: Lab) -> list[HostState]:
     """What the kernel says about each host."""
     hub = f"{PREFIX}{lab.name}-hub"
     ports = _rates(hub) if hub in lab.names else {}
-    states: list[HostState] = []
-    for number, host in enumerate(lab.hosts):
-        sent, received = _bytes(host)
-        states.append(
-            HostState(
-                number,
-                host,
-                ns.address_of(number),
-                _rates(host).get(INTERFACE),
-                ports.get(f"port{number}"),
-                sent,
-                received,
-                tuple(_processes(host)),
-            )
+    return [
+        HostState(
+            number,
+            host,
+            ns.address_of(number),
+            _rates(host).get(INTERFACE),
+            ports.get(f"port{number}"),
+            *_bytes(host),
+            tuple(_processes(host)),
         )
-    return states
+        for number, host in enumerate(lab.hosts)
+    ]
 
 
 def _rates(namespace: str) -> dict[str, int]:

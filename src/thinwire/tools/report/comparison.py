@@ -23,8 +23,7 @@ def write(records: Records, path: Path, *, predict: bool = True) -> None:
         predict: with predictions for other links and worker counts. They take some seconds, because they
             run the methods' own code.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(build(records, predict=predict), encoding="utf-8")
+    page.save(path, build(records, predict=predict))
 
 
 def build(records: Records, *, predict: bool = True) -> str:

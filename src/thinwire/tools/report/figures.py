@@ -65,4 +65,5 @@ def _label(axis: str, name: str, at: float, logarithmic: bool) -> dict[str, Any]
 def write_figures(path: Path, title: str, figures: Mapping[str, Figure], **more: Any) -> None:
     """Write the page. `more`: `claims` and `tables` (with title, header and rows) and `notes`."""
     context = {"claims": (), "tables": (), "notes": (), **more}
-    page.write(path, "figures.html.j2", title=title, figures=figures, plots=bool(figures), **context)
+    context |= {"title": title, "figures": figures, "plots": bool(figures)}
+    page.save(path, page.render("figures.html.j2", **context))

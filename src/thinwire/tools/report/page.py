@@ -20,10 +20,10 @@ from thinwire.tools import units
 from thinwire.tools.report import palette
 
 
-def write(path: Path, template: str, **context: Any) -> None:
-    """Fill in a template and write it; its folder is made if necessary."""
+def save(path: Path, text: str) -> None:
+    """Write a file; its folder is made if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(template, **context), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def render(template: str, **context: Any) -> str:

@@ -65,7 +65,9 @@ class Style:
 
     def outline(self, x: float, y: float, r: float) -> str:
         """The marker around a point, as an SVG path."""
-        return outline(self.marker, x, y, r)
+        if self.marker == "circle":
+            return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
+        return "M" + "L".join(f"{x + r * a:.1f} {y + r * b:.1f}" for a, b in _OUTLINES[self.marker]) + "Z"
 
 
 def styles(methods: Sequence[str]) -> dict[str, Style]:
@@ -100,10 +102,3 @@ _OUTLINES = {
         (x * c - y * s, x * s + y * c) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1)) for x, y in _QUARTER
     ],
 }
-
-
-def outline(marker: str, x: float, y: float, r: float) -> str:
-    """One of the markers around a point, as an SVG path."""
-    if marker == "circle":
-        return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
-    return "M" + "L".join(f"{x + r * a:.1f} {y + r * b:.1f}" for a, b in _OUTLINES[marker]) + "Z"

@@ -10,6 +10,7 @@ from pathlib import Path
 from thinwire.errors import ConfigError
 from thinwire.tools import units
 from thinwire.tools.compare.records import Records, Setting
+from thinwire.tools.report import page
 from thinwire.tools.report.curves import evaluations
 from thinwire.tools.report.drawing import Chart, Entry, Scale, Series
 from thinwire.tools.report.palette import styles
@@ -24,8 +25,7 @@ ROW = 34
 
 def picture(records: Records, path: Path) -> None:
     """Write the picture."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(svg(records), encoding="utf-8")
+    page.save(path, svg(records))
 
 
 def svg(records: Records) -> str:
