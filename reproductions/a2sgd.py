@@ -8,7 +8,7 @@ import torch
 
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images
-from reproductions.plots import lines
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate
 

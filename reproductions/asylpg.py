@@ -18,8 +18,8 @@ from reproductions.asylpg_runs import (
     network_runs,
 )
 from reproductions.base import Claim, Context, Outcome, Reproduction
-from reproductions.plots import lines
 from thinwire.errors import ConfigError
+from thinwire.tools.report.figures import lines
 
 SETS = ("mushrooms", "a9a", "ijcnn1", "w8a", "reuters")
 # Of the sets here the one most like real-sim: news, 8,315 words; real-sim has 20,958.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.mistakes import OneLineErrors
 from thinwire.tools.cli.show import console, errors, progress, table
+from thinwire.tools.cli.usage_errors import OneLineErrors
 
 if TYPE_CHECKING:
     from reproductions import Outcome, Reproduction

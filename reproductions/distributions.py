@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reproductions.base import Claim, Context, Outcome, Reproduction
+from thinwire.tools.report.figures import Curve, lines
 
 if TYPE_CHECKING:
     from thinwire.distributions.protocol import Coded
@@ -457,25 +458,21 @@ def _tabulate(outcome: Outcome, curves: dict[int, list[Row]]) -> None:
 
 
 def _plot(domain: int, rows: Sequence[Row], norm: str) -> Any:
-    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
-
     from thinwire.distributions.rates import minimax_l1, minimax_l2
 
-    figure = cast(Any, go).Figure()
+    curves: dict[str, Curve] = {}
     for name in dict.fromkeys(row["protocol"] for row in rows):
         mine = [row for row in rows if row["protocol"] == name]
-        xs, ys = [row["bits"] for row in mine], [row[norm] for row in mine]
-        figure.add_scatter(x=xs, y=ys, name=name, mode="lines+markers")
+        curves[name] = ([row["bits"] for row in mine], [row[norm] for row in mine])
+    measured = len(curves)
     rate = minimax_l2 if norm == "l2" else minimax_l1
     sizes = sorted({row["n"] for row in rows})
     for bits in (1, 4):
-        xs, ys = [n * bits for n in sizes], [rate(domain, bits, n) for n in sizes]
         name = f"minimax rate, {bits} bit (constant 1)"
-        figure.add_scatter(x=xs, y=ys, name=name, mode="lines", line_dash="dash")
-    figure.update_layout(
-        xaxis={"type": "log", "title": "total bits", "exponentformat": "e"},
-        yaxis={"type": "log", "title": _NORMS[norm], "exponentformat": "e"},
-    )
+        curves[name] = ([n * bits for n in sizes], [rate(domain, bits, n) for n in sizes])
+    figure = lines(curves, "total bits", _NORMS[norm], log_x=True, log_y=True, markers=True)
+    for theory in figure["data"][measured:]:
+        theory["mode"] = "lines"
     return figure
 
 

@@ -11,8 +11,8 @@ import torch
 
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images, train
-from reproductions.plots import lines
 from thinwire import kernels
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import text
 

@@ -10,12 +10,12 @@ import torch
 
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Recipe, images
-from reproductions.plots import lines
 from thinwire import kernels
 from thinwire.core.routing import View
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
+from thinwire.tools.report.figures import lines
 
 BUDGETS = (0.1, 0.5, 1.0, 2.0, 4.0)
 VALUE_BITS = 32

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 
 from reproductions.base import Claim, Context, Outcome, Reproduction
-from reproductions.plots import lines
 from thinwire.convex import Descent, Known, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import data as datasets
 
 GAP = 1e-8

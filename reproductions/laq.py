@@ -10,10 +10,10 @@ import torch
 from reproductions import lag
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images
-from reproductions.plots import lines
 from thinwire.convex import Descent, Objective, lazy_gd
 from thinwire.methods import LASG, QSGD
 from thinwire.methods.families.lazy import Coder, Counts, Lazy
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate, loss
 

@@ -13,9 +13,9 @@ from torch import nn
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Recipe, mean_into, train
 from reproductions.local_steps import LocalCohort
-from reproductions.plots import lines
 from thinwire.averaging import Periodic
 from thinwire.methods import QSGD
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import evaluate, loss

@@ -10,8 +10,8 @@ import torch
 from reproductions import growth
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images, train
-from reproductions.plots import lines
 from thinwire.methods import ScaleCom
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 
 RATES = (70, 100, 150)

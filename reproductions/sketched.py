@@ -10,9 +10,9 @@ import torch
 from reproductions import growth
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images, train
-from reproductions.plots import lines
 from thinwire import kernels
 from thinwire.methods import Sketched
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 
 LOCAL = "topk(ratio=0.01, reduce='gather')"

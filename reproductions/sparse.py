@@ -12,13 +12,13 @@ import torch
 
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Recipe, train
-from reproductions.plots import lines
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.memories import Residual
 from thinwire.methods.families.selectors import kept
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import cifar10, digits, mnist
 

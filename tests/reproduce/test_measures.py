@@ -16,10 +16,10 @@ from reproductions.base import Claim, Outcome
 from reproductions.cohort import Recipe
 from reproductions.page import markdown
 from reproductions.picture import MOST_POINTS, svg
-from reproductions.plots import lines
 from reproductions.pqasgd import COARSE, FINE, quantiser_loss, slope
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads.data import digits
 
 RECIPE = Recipe("mlp", workers=2, steps=20, batch=8, hidden=(32,), learning_rate=0.05)
