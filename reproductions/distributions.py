@@ -220,7 +220,7 @@ def _monotone(domain: int, samples: int, repeats: int) -> Row:
     bits = samples * protocol.bits_per_message
     runs = [_errors(protocol, p, samples, 13 * r + 2) for r in range(repeats)]
     ours = float(np.mean([run[1] for run in runs if run is not None]))
-    flattening = float(np.abs(protocol.flattened(protocol.masses(p)) - p).sum())
+    flattening = float(np.abs(protocol.partition.flattened(p) - p).sum())
     bound = math.sqrt(protocol.cells / samples) + flattening
     raw = Raw(domain)
     promised = raw.expected_l1(p, bits // raw.bits_per_message) / bound

@@ -69,7 +69,7 @@ def test_a_monotone_estimate_has_the_error_stated():
         runs = [study._errors(protocol, p, 2000, seed) for seed in range(200)]
         assert np.mean([run[0] for run in runs]) == pytest.approx(protocol.expected_l2(p, 2000), rel=0.1)
         mean = np.mean([run[2] for run in runs], axis=0) + p
-        flat = protocol.flattened(protocol.masses(p))
+        flat = protocol.partition.flattened(p)
         assert np.abs(mean - flat).sum() < 0.1 * np.mean([run[1] for run in runs])
 
 
