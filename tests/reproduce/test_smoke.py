@@ -135,11 +135,8 @@ def gspar(smoke: Smoke) -> None:
 def sparse_(smoke: Smoke) -> None:
     rows, effects = smoke.tables
     assert len(rows) == 1 + len(sparse.cells(momenta=(False,)))
-    corners = [row for row in rows if row["payload a step"] == "-"]
-    assert {(row["rule"], row["indices"]) for row in corners} == {
-        ("top-k", "shared"),
-        ("random block", "own"),
-    }
+    corners = {(row["rule"], row["indices"]) for row in rows if row["payload a step"] == "-"}
+    assert corners == {("top-k", "shared"), ("random block", "own")}
     (feedback,) = (row for row in effects if row["change"] == "error feedback on")
     assert feedback["top-k"].endswith("4 of 4")
 
