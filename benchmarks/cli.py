@@ -203,7 +203,7 @@ def _beside_kernels(size: int) -> None:
 
 def _methods(size: int, threads: int, chosen: Sequence[str]) -> list[dict[str, Any]]:
     from benchmarks import methods as module
-    from thinwire.methods.registry import methods as registered
+    from thinwire.methods.registry import list_methods as registered
 
     with errors(), progress(len(chosen or registered())) as advance:
         results = module.run(chosen, size, threads=threads, progress=lambda name: advance(name, 1))

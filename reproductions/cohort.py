@@ -18,7 +18,7 @@ from thinwire.averaging import Schedule
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse, parse_method
+from thinwire.methods.registry import parse, parse_exchange
 from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
@@ -66,12 +66,12 @@ def mean_into(target: nn.Module, models: Sequence[nn.Module]) -> None:
 
 def average(network: Lockstep, sessions: Sequence[Session], gradients: Gradients) -> Gradients:
     """What the sessions' method makes of the gradients, for every worker; written over them."""
-    views = [s.views(g, in_place=True) for s, g in zip(sessions, gradients, strict=True)]
+    views = [s.engine.views(g, in_place=True) for s, g in zip(sessions, gradients, strict=True)]
     for session in sessions:
-        session.begin_step()
-    kept = network.run([s.program(v) for s, (_, v) in zip(sessions, views, strict=True)])
+        session.engine.begin_step()
+    committed = network.run([s.engine.program(v) for s, (_, v) in zip(sessions, views, strict=True)])
     for session in sessions:
-        session.end_step(kept)
+        session.engine.end_step(committed)
     return [means for means, _ in views]
 
 
@@ -132,7 +132,7 @@ class Cohort(Workers):
     """Workers that train with one method. If it keeps them in consensus they share one model."""
 
     def __init__(self, method: str | Exchange, recipe: Recipe, data: Dataset) -> None:
-        self.exchange = parse(method)
+        self.exchange = parse_exchange(method)
         super().__init__(recipe, data, 1 if self.exchange.traits.consensus else recipe.workers)
         self.sessions = [
             Session(
@@ -225,7 +225,7 @@ class LocalCohort(Workers):
     def __init__(
         self, method: str | Exchange, recipe: Recipe, data: Dataset, *, sorted_labels: bool = False
     ) -> None:
-        schedule = parse_method(method)
+        schedule = parse(method)
         if not isinstance(schedule, Schedule):
             raise ConfigError(f"{method} is not a schedule")
         super().__init__(recipe, data, recipe.workers)
@@ -295,7 +295,7 @@ def train(
     method: str | Exchange, recipe: Recipe, data: Dataset, *, looks: int = 4, test_rows: int = 0
 ) -> Training:
     """Train, and look at the test accuracy `looks` times."""
-    schedule = isinstance(parse_method(method), Schedule)
+    schedule = isinstance(parse(method), Schedule)
     cohort = LocalCohort(method, recipe, data) if schedule else Cohort(method, recipe, data)
     accuracies: list[tuple[int, float]] = []
     spent = cohort.spent()

@@ -47,7 +47,7 @@ def shapes(recipe: Recipe, data: Dataset, looks: int, ratio: float) -> list[Shap
     def watch(gradients: Gradients) -> None:
         if cohort.steps not in when:
             return
-        residual = cohort.sessions[0].pending()
+        residual = cohort.sessions[0].residuals()
         own = {name: g.flatten() for name, g in gradients[0].items() if g.numel() >= 1024}
         u = torch.cat([g + residual[name].flatten() if name in residual else g for name, g in own.items()])
         found.append(_shape(cohort.steps + 1, u.double(), ratio))

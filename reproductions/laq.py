@@ -13,7 +13,7 @@ from reproductions.cohort import Cohort, Recipe, images
 from reproductions.plots import lines
 from thinwire.convex import Descent, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
-from thinwire.methods import LASG, QSGD, same_batch
+from thinwire.methods import LASG, QSGD
 from thinwire.methods.families.lazy import Coder, Counts, Lazy
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate, loss
@@ -92,9 +92,8 @@ class _Lazy(Cohort):
     def backward(self, rank: int, rows: torch.Tensor) -> float:
         if isinstance(self.exchange, LASG):
             inputs, targets = self.data.batch(rows)
-            same_batch(
-                self.sessions[rank], self.model_of(rank), lambda net: loss(self.data, net(inputs), targets)
-            )
+            model = self.model_of(rank)
+            self.sessions[rank].same_batch(model, lambda net: loss(self.data, net(inputs), targets))
         return super().backward(rank, rows)
 
 
@@ -145,7 +144,7 @@ def _uploads(cohort: Cohort, steps: int) -> tuple[int, int]:
     numbers = [parameter.numel() for parameter in cohort.models[0].parameters()]
     total = sum(numbers)
     if isinstance(exchange, Lazy):
-        known = [session.states.entries() for session in cohort.sessions]
+        known = [session.engine.states.entries() for session in cohort.sessions]
         counts = [fields["counts"] for own in known for fields in own.values() if "counts" in fields]
         uploads = sum(Counts.from_tensor(each).uploads for each in counts)
         return uploads, Coder(exchange.upload_bits, tuple(numbers)).payload_bytes(total)

@@ -43,7 +43,7 @@ FINE, COARSE, WILD = QSGD(bits=8), QSGD(bits=2), QSGD(bits=2, norm="l2", bucket=
 
 def _quantised(quantiser: QSGD) -> str:
     """Quantised SGD: every step's change, without a second quantisation on the way back."""
-    return str(Periodic(every=1, exchange=str(replace(quantiser, reduce="gather"))))
+    return str(Periodic(every=1, exchange=replace(quantiser, reduce="gather")))
 
 
 # Inside of the conditions, except for the last.

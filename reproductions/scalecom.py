@@ -52,7 +52,7 @@ def similarity(method: str, recipe: Recipe, data: Dataset) -> Likeness:
             return
         own = [g[name].flatten() for g in gradients]
         # The residual is the memory over beta.
-        memories = [beta * session.pending()[name].flatten() for session in cohort.sessions]
+        memories = [beta * session.residuals()[name].flatten() for session in cohort.sessions]
         both = [gradient + memory for gradient, memory in zip(own, memories, strict=True)]
         found.steps.append(cohort.steps)
         found.memories.append(_cosine_distance(memories[0], memories[1]))

@@ -59,7 +59,10 @@ def recall(method: str, recipe: Recipe, data: Dataset) -> Recall:
         if cohort.steps < recipe.steps // 2 or cohort.steps % max(1, recipe.steps // 20):
             return
         mean = torch.stack(
-            [_piled_up(s.states.entries(), own) for s, own in zip(cohort.sessions, gradients, strict=True)]
+            [
+                _piled_up(s.engine.states.entries(), own)
+                for s, own in zip(cohort.sessions, gradients, strict=True)
+            ]
         ).mean(0)
         n, k, cols = mean.numel(), exchange.count(mean.numel()), exchange.columns(mean.numel())
         table = torch.zeros(exchange.rows, cols)

@@ -15,8 +15,9 @@ from reproductions.base import Claim, Context, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Recipe, train
 from reproductions.plots import lines
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.memories import Residual
 from thinwire.methods.families.selectors import kept
 from thinwire.tools.workloads import Dataset
@@ -108,7 +109,7 @@ class Corner(Exchange):
         sent = torch.zeros_like(u)
         sent[chosen] = scale * u[chosen]
         mean = await ch.mean(sent)
-        if await ch.settled(bool(mean.isfinite().all())) and self.feedback:
+        if await ch.commit(bool(mean.isfinite().all())) and self.feedback:
             state.error.copy_(u - sent)
         out.copy_(mean)
 

@@ -26,7 +26,7 @@ def test_help_names_every_command() -> None:
 
 def test_methods_lists_what_is_registered() -> None:
     described = {one["name"]: one for one in json.loads(call("methods", "--json").output)}
-    assert set(described) == {*thinwire.methods(), *thinwire.schedules()}
+    assert set(described) == {*thinwire.list_methods(), *thinwire.list_schedules()}
     assert described["qsgd"]["options"]["bits"] == 4
     assert described["dense"]["traits"]["consensus"] is True
     assert all(one["summary"] for one in described.values())
@@ -91,7 +91,7 @@ def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
 
 def test_a_page_for_each_method(tmp_path: Path) -> None:
     assert call("methods", "--pages", str(tmp_path / "pages")).exit_code == 0
-    names = [*thinwire.methods(), *thinwire.schedules()]
+    names = [*thinwire.list_methods(), *thinwire.list_schedules()]
     for name in names:
         assert (tmp_path / "pages" / f"{name}.md").read_text().startswith(f"# {name}\n")
     index = (tmp_path / "pages" / "README.md").read_text()

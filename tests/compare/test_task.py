@@ -9,11 +9,11 @@ from thinwire.tools.compare.task import line_up, split
 
 def test_split_leaves_commas_inside_parentheses_and_quotes() -> None:
     text = "topk(ratio=0.01, scope='model'), qsgd(bits=4),"
-    text += "periodic(every=8, exchange='topk(ratio=0.1, warmup=3)')"
+    text += "periodic(every=8, exchange=topk(ratio=0.1, warmup=3))"
     assert split(text) == [
         "topk(ratio=0.01, scope='model')",
         "qsgd(bits=4)",
-        "periodic(every=8, exchange='topk(ratio=0.1, warmup=3)')",
+        "periodic(every=8, exchange=topk(ratio=0.1, warmup=3))",
     ]
 
 

@@ -28,6 +28,7 @@ from tests.hosts.common import (
 )
 from tests.laws.cohort import Cohort
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import RankInfo
 
 STEPS = range(5)
 
@@ -412,7 +413,7 @@ def subgroups(worker: Worker) -> dict[str, torch.Tensor]:
     for method in METHODS:
         model = wrap(mlp(), process_group=mine)
         session = thinwire.attach(model, method)
-        assert session.rank_info == thinwire.RankInfo(worker.rank % 2, 2)
+        assert session.rank_info == RankInfo(worker.rank % 2, 2)
         results[f"pair, {method}"] = train(model, worker.rank, STEPS)
         session.detach()
     model = wrap(mlp())

@@ -120,7 +120,7 @@ def test_curves_of_failed_runs_end_where_they_failed() -> None:
 
 def test_no_point_is_a_mean_of_fewer_seeds() -> None:
     records = made(HANDFUL[:1], seeds=2)
-    cut = [each for each in records.evaluations if each.seed == 0 or each.step <= 50]
+    cut = [each for each in records.evaluations if each.engine.seed == 0 or each.step <= 50]
     curve = evaluations(Records(records.setting, records.steps, cut, records.runs), "dense", "accuracy")
     assert curve.points[-1].step == 50
 

@@ -1,4 +1,4 @@
-"""A schedule decides when the replicas talk, and about what: their parameters instead of every gradient."""
+"""Periodic averaging: a schedule decides when the replicas average their parameters, and which of them."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class ScheduleBase(Configured, ABC):
         return 1
 
     @property
-    def late(self) -> int:
-        """A result is applied so many steps after it was asked for."""
+    def delay(self) -> int:
+        """The result of a sync round is applied so many steps after it began."""
         return 0
 
     @property
-    def local_share(self) -> float:
-        """How much of a rank's own parameters stays when a late result is applied."""
+    def blend_share(self) -> float:
+        """How much of a rank's own parameters stays when a result is applied later."""
         return 0.0
 
     def cycle_steps(self, cycle: int) -> int:
@@ -79,7 +79,7 @@ class ScheduleBase(Configured, ABC):
         return self.period
 
     def fragment_order(self, cycle: int, seed: int) -> list[int]:
-        """In which order the fragments of a cycle meet."""
+        """In which order the fragments of a cycle are synchronised."""
         del cycle, seed
         return list(range(self.fragment_count))
 
@@ -91,15 +91,15 @@ def _aside(default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Schedule(ScheduleBase):
-    """A frozen configuration: every rank trains by itself, and after some steps the replicas meet.
+    """A frozen configuration: every rank trains by itself, and after some steps the replicas synchronise.
 
-    At a meeting `anchor - params` goes through an exchange, the anchor (the last common model) takes the
-    outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
+    In a sync round `anchor - params` goes through an exchange, the anchor (the last common model) takes
+    the outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
 
     Options of all schedules:
 
-    warmup: meet after every one of the first so many steps.
-    momentum: what becomes of the optimizer's memory (momentum, second moments) at a meeting: "keep" leaves
+    warmup: synchronise after every one of the first so many steps.
+    momentum: what becomes of the optimizer's state (momentum, second moments) in a sync round: "keep" leaves
         it to each rank, "reset" forgets it, "average" costs a dense mean of it.
     buffers: average floating-point buffers (batch-norm statistics) as well, once a cycle.
     anchor: "device" keeps the last common model beside the parameters, "cpu" in main memory; in float32
@@ -117,15 +117,15 @@ class Schedule(ScheduleBase):
         checks.flag(self.name, "buffers", self.buffers)
         checks.one_of(self.name, "anchor", self.anchor, ("device", "cpu"))
         traits = self.inner.traits
-        if traits.owns_momentum:
+        if traits.optimizer == "no momentum":
             raise ConfigError(
-                f"{self.name}: {self.inner.name} keeps a momentum of gradients, and what meets here are "
-                "parameters; take topk or qsgd, and outer_momentum"
+                f"{self.name}: {self.inner.name} keeps a momentum of gradients, and periodic averaging "
+                "exchanges parameters; take topk or qsgd, and outer_momentum"
             )
         if not traits.consensus:
             raise ConfigError(
                 f"{self.name}: {self.inner.name} gives every rank a result of its own, so the replicas "
-                "would never be equal; take one with the trait consensus, such as qsgd or topk"
+                "would never be equal; take a method with the same result on all ranks, such as qsgd or topk"
             )
 
 
@@ -135,11 +135,11 @@ class PeriodOptions(Schedule):
 
     grow: every cycle is so many times as long as the one before.
     longest: but never longer than this.
-    fragments: cut the model into so many sets of tensors that meet one after the other, evenly spread over
-        the cycle, instead of all at its end.
+    fragments: cut the model into so many sets of tensors that are synchronised one after the other, evenly
+        spread over the cycle, instead of all at its end.
     overlap: apply a result so many steps after it was asked for; the steps in between go on beside the
         communication. None: 1 with several fragments, otherwise 0.
-    blend: the share of its own parameters that a rank keeps when a late result is applied; with 0 the
+    blend: the share of its own parameters that a rank keeps when a result is applied later; with 0 the
         replicas are equal then, and what the steps in between have done to the fragment is dropped.
     """
 
@@ -164,24 +164,27 @@ class PeriodOptions(Schedule):
         checks.at_least(self.name, "fragments", self.fragments, 1)
         if self.fragments > self.period:
             raise ConfigError(
-                f"{self.name}: {self.fragments} fragments cannot meet one after the other in a cycle of "
-                f"every={self.period} steps"
+                f"{self.name}: {self.fragments} fragments cannot be synchronised one by one in a cycle "
+                f"of every={self.period} steps"
             )
         if self.overlap is not None:
             checks.at_least(self.name, "overlap", self.overlap, 0)
-        if self.late and self.late >= self.period:
+        if self.delay and self.delay >= self.period:
             raise ConfigError(
-                f"{self.name}: overlap={self.late} must be less than every={self.period}: a fragment's "
-                "result is applied before the fragment meets again"
+                f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "
+                "result is applied before the fragment is synchronised again"
             )
         share = self.blend
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{self.name}: blend must be a number from 0 up and below 1, not {share!r}")
-        if share and not self.late:
-            raise ConfigError(f"{self.name}: blend is for results that come late; give overlap as well")
-        if self.late and self.momentum == "average":
+        if share and not self.delay:
             raise ConfigError(
-                f"{self.name}: momentum='average' needs overlap=0: a late mean would undo the steps since"
+                f"{self.name}: blend is for results that are applied later; give overlap as well"
+            )
+        if self.delay and self.momentum == "average":
+            raise ConfigError(
+                f"{self.name}: momentum='average' needs overlap=0: a mean applied later would undo the "
+                "steps since"
             )
 
     @property
@@ -189,13 +192,13 @@ class PeriodOptions(Schedule):
         return self.fragments
 
     @property
-    def late(self) -> int:
+    def delay(self) -> int:
         if self.overlap is None:
             return 1 if self.fragments > 1 and self.period > 1 else 0
         return self.overlap
 
     @property
-    def local_share(self) -> float:
+    def blend_share(self) -> float:
         return self.blend
 
     def cycle_steps(self, cycle: int) -> int:

@@ -26,18 +26,18 @@ class DiLoCo(PeriodOptions, _OuterOptions):
     With z the last common model, after `every` local steps (AdamW in the paper)
     g = (1/W) sum_l (z - x_l);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
 
-    With `fragments` and `overlap` it is Streaming DiLoCo: parts of the model meet one after the other, and
-    the result of each is applied some steps later.
+    With `fragments` and `overlap` it is Streaming DiLoCo: parts of the model are synchronised one after the
+    other, and the result of each is applied some steps later.
 
     Args:
-        every: optimizer steps between two meetings.
+        every: optimizer steps between two sync rounds.
         outer_lr, outer_momentum: lr and mu above.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.DiLoCo(every=100, fragments=4, overlap=2, blend=0.5))
+        >>> from thinwire.averaging import DiLoCo
+        >>> str(DiLoCo(every=100, fragments=4, overlap=2, blend=0.5))
         'diloco(every=100, fragments=4, overlap=2, blend=0.5)'
 
     Reference: Douillard et al., "DiLoCo", 2023; Douillard et al., "Streaming DiLoCo with overlapping

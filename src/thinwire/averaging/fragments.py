@@ -1,4 +1,4 @@
-"""The model in fragments: stretches of memory that meet together, each with its anchor."""
+"""The model in fragments: stretches of memory that are synchronised together, each with its anchor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Block:
         self.layout = Layout.of(((piece.key, piece.shape) for piece in pieces), dtype, device)
         self.anchor = torch.empty(self.layout.numel, dtype=dtype, device=anchor_device or device)
         self.velocity = torch.zeros_like(self.anchor) if velocity else None
-        self.drop_anchor()
+        self.set_anchor()
 
     def read(self) -> torch.Tensor:
         """This rank's parameters."""
@@ -59,7 +59,7 @@ class Block:
         for piece, values in zip(self.pieces, self.layout.parts(flat), strict=True):
             piece.of(piece.parameter).copy_(values.view(piece.shape))
 
-    def drop_anchor(self) -> None:
+    def set_anchor(self) -> None:
         """The parameters as they are become the anchor; they must be equal on all ranks."""
         self.anchor.copy_(self.read())
 
@@ -67,19 +67,19 @@ class Block:
         """anchor - params."""
         return self.read().neg_().add_(self.anchor.to(self.layout.device))
 
-    def apply(self, mean: torch.Tensor, outer: Outer, local_share: float) -> None:
-        """The outer step, and the parameters set to its result (but for `local_share` of them)."""
+    def apply(self, mean: torch.Tensor, outer: Outer, blend: float) -> None:
+        """The outer step, and the parameters set to its result (but for `blend` of them)."""
         outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
-        if local_share:
+        if blend:
             own = self.read()
-            self.write(own.lerp_(self.anchor.to(own.device), 1 - local_share))
+            self.write(own.lerp_(self.anchor.to(own.device), 1 - blend))
         else:
             self.write(self.anchor)
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What meets at one moment."""
+    """What is synchronised in one sync round."""
 
     blocks: tuple[Block, ...]
 

@@ -36,8 +36,8 @@ class SPASGD(Schedule, _GroupOptions):
             because an optimizer's memory cannot be reset for a part of a tensor.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.SPASGD(groups=16))
+        >>> from thinwire.averaging import SPASGD
+        >>> str(SPASGD(groups=16))
         'spasgd(groups=16)'
 
     Reference: Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and

@@ -57,11 +57,11 @@ class _Collect:
 
 
 @dataclass(frozen=True)
-class _Settle:
+class _Commit:
     finite: bool
 
 
-_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Settle
+_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Commit
 
 
 class _Ask:
@@ -75,13 +75,18 @@ class _Ask:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a session can tell beside the gradient, flat and in its order: see `Session.same_batch`.
+class StepContext:
+    """What a step brings along besides the gradient.
 
-    - stale: the gradient on the same data at the parameters of this rank's last upload, if there is one
-    - parameters: makes a flat copy of the parameters as they are now
+    - scale: what gradients are multiplied by: the loss scale
+    - lr: the learning rate that the output will be multiplied by; 1 if it is not known
+    - stale: the gradient on the same batch at the parameters of this rank's last upload, if there is one,
+      flat and in the layout's order
+    - parameters: makes a flat copy of the parameters as they are now, if they are known
     """
 
+    scale: float = 1.0
+    lr: float = 1.0
     stale: torch.Tensor | None = None
     parameters: Callable[[], torch.Tensor] | None = None
 
@@ -97,16 +102,12 @@ class Channel:
         seed: int,
         key: str,
         device: torch.device,
-        unit: float = 1.0,
-        rate: float = 1.0,
-        beside: Beside | None = None,
+        context: StepContext | None = None,
     ) -> None:
         self.rank = rank_info.rank
         self.size = rank_info.size
         self.step = step
-        self.unit = unit  # what gradients are multiplied by: the loss scale
-        self.rate = rate  # the learning rate that the output will be multiplied by; 1 if nobody knows
-        self.beside = beside or Beside()
+        self.context = context or StepContext()
         self.finite: bool | None = None
         self._seed = seed
         self._key = key
@@ -152,8 +153,8 @@ class Channel:
         request = _Collect(tuple(parts), root, tuple(senders))
         return cast("list[list[torch.Tensor]]", await _Ask(request))
 
-    async def settled(self, finite: bool) -> bool:
-        """Whether what this step remembers may be kept; to be asked once, after the last round.
+    async def commit(self, finite: bool) -> bool:
+        """Ask whether the step is committed; once, after the last round. False aborts it.
 
         `finite` says whether this exchange saw only finite numbers. It must be found from data that are
         equal on all ranks (a mean, gathered scales), so that it is equal too. The answer is True when every
@@ -161,7 +162,7 @@ class Channel:
         restored exactly.
         """
         self.finite = finite
-        return cast(bool, await _Ask(_Settle(finite)))
+        return cast(bool, await _Ask(_Commit(finite)))
 
     def shared_seed(self) -> int:
         """A number that is equal on all ranks and new for every step and tensor."""
@@ -185,7 +186,7 @@ class Channel:
         return torch.Generator(device=self._device).manual_seed(seed)
 
 
-def context_of(text: str) -> int:
+def mark_of(text: str) -> int:
     """A 16-bit mark of what a payload is about, to notice ranks that are out of step."""
     return zlib.crc32(text.encode()) & 0xFFFF
 
@@ -195,27 +196,27 @@ Program = Coroutine[frames.Primitive, Any, None]
 
 
 async def together(
-    tasks: Sequence[Task], rank_info: RankInfo, *, step: int, context: int, link: costs.Link
+    tasks: Sequence[Task], rank_info: RankInfo, *, step: int, mark: int, link: costs.Link
 ) -> None:
     """Run exchanges side by side; what they ask for in the same round is one operation per kind.
 
-    Those that have finished their rounds wait at `settled` for the rest, then for the rest of the step.
+    Those that have finished their rounds wait at `commit` for the rest, then for the rest of the step.
     """
-    rounds = _Rounds(rank_info, step, context, link)
+    rounds = _Rounds(rank_info, step, mark, link)
     waiting: dict[int, _Request] = {}
     try:
         for index, task in enumerate(tasks):
             _advance(index, task, None, waiting)
         while waiting:
             asking: dict[int, _Request] = {
-                index: request for index, request in waiting.items() if not isinstance(request, _Settle)
+                index: request for index, request in waiting.items() if not isinstance(request, _Commit)
             }
             if asking:
                 answers = await rounds.perform(asking)
             else:
-                finite = all(cast(_Settle, request).finite for request in waiting.values())
-                verdict = cast(bool, await _Ask(frames.Settle(finite)))
-                answers = dict.fromkeys(waiting, verdict)
+                finite = all(cast(_Commit, request).finite for request in waiting.values())
+                committed = cast(bool, await _Ask(frames.Commit(finite)))
+                answers = dict.fromkeys(waiting, committed)
             for index, answer in answers.items():
                 _advance(index, tasks[index], answer, waiting)
     finally:
@@ -234,10 +235,10 @@ def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request
 class _Rounds:
     """Turns the requests of one round into primitives, one of each kind."""
 
-    def __init__(self, rank_info: RankInfo, step: int, context: int, link: costs.Link) -> None:
+    def __init__(self, rank_info: RankInfo, step: int, mark: int, link: costs.Link) -> None:
         self.rank_info = rank_info
         self.step = step
-        self.context = context
+        self.mark = mark
         self.link = link
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
@@ -311,7 +312,7 @@ class _Rounds:
     ) -> dict[int, object]:
         parts = [part for request in gathers.values() for part in request.parts]
         parts += [request.x for request in folded.values()]
-        frame = frames.pack(parts, step=self.step, context=self.context, ragged=ragged)
+        frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged)
         gathered = await self._gather_frames(frame, frames.parts_bytes(parts), ragged)
         received = [self._unpack(f, parts, ragged, rank) for rank, f in enumerate(gathered)]
         answers: dict[int, object] = {}
@@ -333,7 +334,7 @@ class _Rounds:
     def _unpack(
         self, frame: torch.Tensor, parts: Sequence[torch.Tensor], ragged: bool, source: int
     ) -> list[torch.Tensor]:
-        return frames.unpack(frame, parts, step=self.step, context=self.context, ragged=ragged, source=source)
+        return frames.unpack(frame, parts, step=self.step, mark=self.mark, ragged=ragged, source=source)
 
     async def _gather_frames(self, frame: torch.Tensor, payload: int, ragged: bool) -> list[torch.Tensor]:
         if not ragged:
@@ -377,7 +378,7 @@ class _Rounds:
             alike = {i: r for i, r in broadcasts.items() if r.src == src}
             parts = [part for request in alike.values() for part in request.parts]
             mine = src == self.rank_info.rank
-            frame = frames.pack(parts, step=self.step, context=self.context, ragged=False)
+            frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
             await _Ask(frames.Broadcast(frame, src, frames.parts_bytes(parts) if mine else 0))
             received = self._unpack(frame, parts, False, src)
             for index, request in alike.items():
@@ -394,7 +395,7 @@ class _Rounds:
         ]
         mine = outgoing[self.rank_info.rank]
         outgoing_frames = tuple(
-            frames.pack(parts, step=self.step, context=self.context, ragged=ragged) for parts in outgoing
+            frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged) for parts in outgoing
         )
         lengths = [frames.frame_bytes(mine, ragged)] * self.rank_info.size
         if ragged:
@@ -415,7 +416,7 @@ class _Rounds:
     async def _collect(self, request: _Collect) -> list[list[torch.Tensor]]:
         """An all-to-all in which only `root` receives: every rank knows all lengths beforehand."""
         me, parts = self.rank_info.rank, request.parts
-        frame = frames.pack(parts, step=self.step, context=self.context, ragged=False)
+        frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
         nothing = frame[:0]
         senders = [rank for rank in request.senders if rank != request.root]
         sends = me in senders

@@ -4,52 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
 from thinwire.core.channel import Channel
 from thinwire.core.config import Configured
 from thinwire.core.layout import Layout, Slot
-
-Scope = Literal["tensor", "bucket", "model"]
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What may be relied on. Tests and hosts read traits, never method names.
-
-    - consensus: all ranks get equal bits
-    - unbiased: the expectation of the output is the mean of the inputs
-    - conserves: nothing is lost, what is not sent comes back later
-      (sum of inputs + old errors = size x output + new errors)
-    - elementwise: every output coordinate depends on that coordinate only; tensors may be glued together,
-      and a non-finite input comes out non-finite by itself
-    - plain: the output is the channel's mean of the input and nothing else
-    - memoryless: one mean, no state and no randomness, so there is nothing to settle or to wait for
-    - ragged: the payload's length depends on the data
-    - even: every rank hands over the same number of bytes at every step; otherwise (a leader in turn,
-      factors of different lengths) `payload_bytes` is the most that a rank and a step need
-    - plain_steps: counts on steps that are the learning rate times its output
-    - owns_momentum: does what the optimizer's momentum does, which must then be off
-    - reconcile_every: replicas drift apart, and their parameters are averaged every so many steps
-    - rounding: relative error of one sum on the wire
-    - scope: over what one run extends
-    """
-
-    consensus: bool = True
-    unbiased: bool = False
-    conserves: bool = False
-    elementwise: bool = False
-    plain: bool = False
-    memoryless: bool = False
-    ragged: bool = False
-    even: bool = True
-    plain_steps: bool = False
-    owns_momentum: bool = False
-    reconcile_every: int | None = None
-    rounding: float = 2.0**-24
-    scope: Scope = "tensor"
+from thinwire.core.traits import Traits
 
 
 def residual() -> Any:
@@ -103,46 +65,12 @@ class Exchange(Configured, ABC):
     @abstractmethod
     def traits(self) -> Traits: ...
 
-    @property
-    def kernel_families(self) -> tuple[str, ...]:
-        """The modules of `thinwire.kernels.cpu` it uses, to be compiled before the first step."""
-        return ()
-
-    def init(self, layout: Layout) -> State:
-        """What is remembered between steps for the tensors of `layout`."""
-        del layout
-        return State()
-
-    @property
-    def caution(self) -> str | None:
-        """What a user should know before relying on this configuration; logged when a session begins."""
-        return None
-
-    def rule_for(self, slot: Slot) -> Exchange | None:
-        """The exchange that a rule of this method names for a tensor, if there is one."""
-        del slot
-        return None
-
-    @property
-    def default_exchange(self) -> Exchange:
-        """What serves the tensors that no rule names."""
-        return self
-
-    def accepts(self, slot: Slot) -> bool:
-        """Whether this method can serve this tensor; it is sent dense otherwise."""
-        del slot
-        return True
-
-    def beside(self) -> Exchange | None:
-        """What serves the tensors that are not worth this method, if the plain mean will not do."""
-        return None
-
     @abstractmethod
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         """Write the estimate of the mean of `x` over all ranks into `out`.
 
         `x` and `out` are flat and of one dtype; `out` may be `x`, so write it only after the last read of
-        `x`, which is otherwise left untouched. `state` changes only after `await ch.settled(...)` has
+        `x`, which is otherwise left untouched. `state` changes only after `await ch.commit(...)` has
         returned True.
         """
 
@@ -150,19 +78,54 @@ class Exchange(Configured, ABC):
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         """Bytes that a rank hands to the channel in a step (frame headers apart); None if data-dependent.
 
-        Once a warm-up is over, and the most of all ranks and steps if they are not `even`.
+        Once a warm-up is over, and the most of all ranks and steps if the payload is alternating.
         """
+
+    # -- what a method may override ----------------------------------------------------------------------
+
+    def init(self, layout: Layout) -> State:
+        """What is remembered between steps for the tensors of `layout`."""
+        del layout
+        return State()
+
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
+        """The exchange that serves a tensor; None for the plain dense mean.
+
+        `small` says that the session would rather not compress it: few entries, or a short vector.
+        """
+        del slot
+        return None if small and not self.traits.elementwise else self
 
     def exact(self) -> Exchange | None:
         """This method so configured that it loses nothing and equals the dense mean, if that is possible."""
         return None
 
-    def pending(self, state: Any) -> torch.Tensor | None:
-        """What this rank still owes the mean, per coordinate and in the gradient's unit."""
-        owed = list(cast(State, state).tensors("residual").values())
-        return sum(owed[1:], owed[0]) if owed and owed[0].numel() else None
+    def residual(self, state: Any) -> torch.Tensor | None:
+        """What this rank has not sent yet, per coordinate and in the gradient's unit."""
+        kept = list(cast(State, state).tensors("residual").values())
+        return sum(kept[1:], kept[0]) if kept and kept[0].numel() else None
 
-    def stale(self, state: Any) -> torch.Tensor | None:
+    def stale_parameters(self, state: Any) -> torch.Tensor | None:
         """The parameters at this rank's last upload, flat, if the method keeps them."""
         del state
+        return None
+
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        """The modules of `thinwire.kernels.cpu` it uses, to be compiled before the first step."""
+        return ()
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of one sum on the wire: float32's, unless the method narrows its numbers."""
+        return 2.0**-24
+
+    @property
+    def reconcile_every(self) -> int | None:
+        """Where replicas drift apart: after how many steps their parameters are averaged."""
+        return None
+
+    @property
+    def warning(self) -> str | None:
+        """What a user should know before relying on this configuration; logged when a session begins."""
         return None

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from thinwire.core.channel import Channel, context_of, together
+from thinwire import log
+from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.requests import added
 from thinwire.distributions.cells import QuantileCells
 from thinwire.distributions.choose import Plan, plans, table_bits
@@ -19,7 +20,6 @@ from thinwire.distributions.protocol import I64, Additive, AnyProtocol, Messages
 from thinwire.distributions.spec import LearningSpec, Network, Structure
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ConfigError, PayloadError
-from thinwire.log import warn
 from thinwire.net import frames
 from thinwire.net.costs import Link
 from thinwire.net.executor import ProcessGroupExecutor
@@ -184,7 +184,7 @@ def _result_of(coroutine: Any) -> Estimate:
 
 def _warned(estimate: Estimate) -> Estimate:
     for warning in estimate.warnings:
-        warn("%s", warning)
+        log.warning("%s", warning)
     return estimate
 
 
@@ -262,6 +262,6 @@ class _Ranks:
             found.append(await ch.gather(parts, ragged=True))
 
         ch = Channel(self.rank_info, step=0, seed=self.spec.seed, key="", device=torch.device("cpu"))
-        context = context_of(repr(self.spec))
-        await together([task(ch)], self.rank_info, step=0, context=context, link=Link())
+        mark = mark_of(repr(self.spec))
+        await together([task(ch)], self.rank_info, step=0, mark=mark, link=Link())
         return found[0]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from thinwire.core.channel import Program
-from thinwire.drivers.blocking import drive_until_settled, finish
+from thinwire.drivers.blocking import drive_until_commit, finish
 from thinwire.net.executor import ProcessGroupExecutor
 
 
@@ -30,14 +30,14 @@ class Step:
     only then is it known whether every number on every rank was finite.
     """
 
-    def __init__(self, on_verdict: Callable[[bool], None]) -> None:
-        self._on_verdict: Callable[[bool], None] | None = on_verdict
+    def __init__(self, on_end: Callable[[bool], None]) -> None:
+        self._on_end: Callable[[bool], None] | None = on_end
         self._lock = threading.Lock()
         self._missing = 1  # the host's own share, given back by `close`
         self._finite = True
         self._error: BaseException | None = None
         self._parked: list[tuple[Job, Callable[[], None]]] = []
-        self.verdict = True
+        self.committed = True
 
     def enter(self) -> None:
         with self._lock:
@@ -51,7 +51,7 @@ class Step:
         self._arrive((job, resume), finite, None)
 
     def leave(self) -> None:
-        """A program has ended that had nothing to settle."""
+        """A program has ended that had nothing to commit."""
         self._arrive(None, True, None)
 
     def fail(self, error: BaseException) -> None:
@@ -70,17 +70,17 @@ class Step:
             if failed is None and self._missing:
                 return
             self._parked = []
-            self.verdict = self._finite
+            self.committed = self._finite
             # The host, and through it the process groups, must not be held by a step that is over.
-            on_verdict, self._on_verdict = self._on_verdict, None
+            on_end, self._on_end = self._on_end, None
         if failed is not None:
             for job, _ in released:
                 job.program.close()
                 job.done(failed)
             return
-        if on_verdict is not None:
-            on_verdict(self.verdict)
-        del on_verdict
+        if on_end is not None:
+            on_end(self.committed)
+        del on_end
         for _, resume in released:
             resume()
 
@@ -153,24 +153,24 @@ class Lanes:
             if self._broken is not None:
                 raise self._broken
             with job.device_scope():
-                settlement = drive_until_settled(job.program, self._wires[number].execute)
+                commit_request = drive_until_commit(job.program, self._wires[number].execute)
         except BaseException as error:  # handed to the waiting training loop, whatever it is
             self._broken = error
             job.program.close()
             job.step.fail(error)
             job.done(error)
             return
-        if settlement is None:
+        if commit_request is None:
             job.step.leave()
             with job.device_scope():
                 job.done(None)
             return
-        job.step.park(job, settlement.finite, lambda: self._put(number, lambda: self._finish(job)))
+        job.step.park(job, commit_request.finite, lambda: self._put(number, lambda: self._finish(job)))
 
     def _finish(self, job: Job) -> None:
         try:
             with job.device_scope():
-                finish(job.program, job.step.verdict)
+                finish(job.program, job.step.committed)
                 job.done(None)
         except BaseException as error:
             self._broken = error

@@ -36,12 +36,12 @@ class Simulated(Lockstep):
         self.clocks[rank] += seconds
 
     def spend(self, ops: Sequence[frames.Primitive]) -> float:
-        if isinstance(ops[0], frames.Settle):
+        if isinstance(ops[0], frames.Commit):
             return 0.0
         begin = max(self.clocks)
         seconds = 0.0
         for rank_info, link, op in zip(self.rank_infos, self.links, ops, strict=True):
-            if not isinstance(op, frames.Settle):
+            if not isinstance(op, frames.Commit):
                 cost, _ = cost_of(op, rank_info)
                 seconds = max(seconds, link.seconds_for(cost))
         self.clocks = [begin + seconds] * len(self.clocks)

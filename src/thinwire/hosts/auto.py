@@ -5,31 +5,30 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire import log
+from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.ddp import attach_gradients
-from thinwire.log import tell
-from thinwire.methods.registry import parse
+from thinwire.methods.registry import parse_exchange
 from thinwire.net import frames
 from thinwire.net.costs import Link
-from thinwire.net.meter import Meter
+from thinwire.net.link import Links
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import probe as probing
 from thinwire.predict.timeline import Compute
+from thinwire.sessions.base import BaseSession, States
 from thinwire.sessions.checkpoint import OnResize
-from thinwire.sessions.gradient import LossScale, Session
-
-if TYPE_CHECKING:
-    from thinwire.core.layout import Layout
-from thinwire.net.link import Links
+from thinwire.sessions.gradient import Session
+from thinwire.sessions.replicas import Replicas
 
 # The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
 STEPS = 5
@@ -126,7 +125,7 @@ class _Watch:
         return Compute(forward, backward, rest)
 
 
-class AutoSession:
+class AutoSession(BaseSession):
     """A session that begins with `dense`, measures, and goes on with the method that should be fastest.
 
     What it does, in order: `STEPS` dense steps, in which the time of the forward and the backward pass is
@@ -147,11 +146,11 @@ class AutoSession:
         self._watch = _Watch()
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
-        self.session = options.attach(model, parse("dense"))
+        self.session = options.attach(model, parse_exchange("dense"))
         self.decided = self.session.rank_info.size == 1
         self._handle: RemovableHandle | None = None
         if self.decided:
-            tell("auto: one rank alone has nobody to talk to: dense")
+            log.info("auto: one rank alone has nobody to talk to: dense")
             return
         self._watch.start(model, options.optimizer)
         self._handle = model.register_forward_pre_hook(self._before_forward)
@@ -167,11 +166,11 @@ class AutoSession:
 
     def _decide(self) -> None:
         self._stop_watching()
-        execute, rank_info = self.session.executors[0].execute, self.rank_info
+        execute, rank_info = self.engine.executor.execute, self.rank_info
         device = next(self._model.parameters()).device
         if device.type != "cuda":
             device = torch.device("cpu")
-        gloo = self.session.executors[0].group.name() == "gloo"
+        gloo = self.engine.executor.group.name() == "gloo"
         self.link = probing.measure(execute, rank_info, device, gloo=gloo)
         compute = _slowest(self._watch.compute(), execute, rank_info, device)
         told = self._plan(compute) if rank_info.rank == 0 else {}
@@ -179,17 +178,16 @@ class AutoSession:
         if "error" in said:
             raise ThinwireError(f"auto: rank 0 could not plan: {said['error']}")
         self.reasons = tuple(said["reasons"])
-        self._switch(parse(cast(str, said["method"])))
+        self._switch(parse_exchange(cast(str, said["method"])))
         if rank_info.rank == 0:
-            tell("auto: %s, because %s", self.method, "; ".join(self.reasons))
+            log.info("auto: %s, because %s", self.method, "; ".join(self.reasons))
 
     def _plan(self, compute: Compute) -> dict[str, Any]:
         """What rank 0 thinks best; a failure is told to all, who would wait for ever otherwise."""
         from thinwire.predict import recommend as planning
 
         try:
-            described = cast("list[tuple[str, list[int], str]]", self.session.describe()["parameters"])
-            shapes = {name: tuple(shape) for name, shape, _ in described}
+            shapes = {name: tuple(tensor.shape) for name, tensor in self.engine.parameters.items()}
             made = planning.make_plan(shapes, self.rank_info.size, cast(Link, self.link), compute, CANDIDATES)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
@@ -217,27 +215,11 @@ class AutoSession:
             self._handle.remove()
             self._handle = None
 
-    # -- what every session has ------------------------------------------------------------------------
+    # -- what every session has, from the one at work --------------------------------------------------
 
     @property
-    def method(self) -> Exchange:
-        return self.session.method
-
-    @property
-    def meter(self) -> Meter:
-        return self.session.meter
-
-    @property
-    def step(self) -> int:
-        return self.session.step
-
-    @property
-    def rank_info(self) -> RankInfo:
-        return self.session.rank_info
-
-    @property
-    def dense_bytes(self) -> int:
-        return self.session.dense_bytes
+    def engine(self) -> Engine:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.session.engine
 
     @property
     def reconcile_every(self) -> int | None:
@@ -246,14 +228,8 @@ class AutoSession:
     def reconcile(self) -> None:
         self.session.reconcile()
 
-    def layout(self, names: Sequence[str], device: torch.device) -> Layout:
-        return self.session.layout(names, device)
-
-    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
-        return self.session.payload_bytes(layouts)
-
-    def spread(self) -> float:
-        return self.session.spread()
+    def replicas(self) -> Replicas:
+        return self.session.replicas()
 
     def throttle(self, links: str | Links, *, seed: int = 0) -> None:
         """As for a `Session`; it stays when the method changes."""
@@ -264,18 +240,13 @@ class AutoSession:
         """The session's, and whether the decision has been made."""
         return {**self.session.state_dict(), "decided": self.decided}
 
-    def load_state_dict(
-        self,
-        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        on_resize: OnResize | None = None,
-    ) -> None:
+    def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
         """Go on with the checkpoint's method, without asking again, if it had been chosen by then."""
         given = [state] if isinstance(state, Mapping) else list(state)
         method = given[0].get("method") if given and given[0].get("decided", True) else None
         if not self.decided and isinstance(method, str):
             self._stop_watching()
-            self._switch(parse(method))
+            self._switch(parse_exchange(method))
         self.session.load_state_dict(state, on_resize=on_resize)
 
     def detach(self) -> None:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a communication hook hands every bucket to the session's lanes."""
+"""DistributedDataParallel: a communication hook hands every bucket to the engine's lanes."""
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import weakref
@@ -10,14 +10,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
-from thinwire.core.plan import View
+from thinwire.core.routing import View
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step
 from thinwire.drivers.streams import LaneStreams, future_for
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.sessions.gradient import LossScale, Session
+from thinwire.sessions.gradient import Session
 
 LANES = 2
 
@@ -81,7 +82,7 @@ def attach_gradients(
     names = _names(model)
     group = cast(dist.ProcessGroup, model.process_group)
     on_cpu = dist.get_backend(group) == "gloo"
-    direct = overlap and on_cpu and exchange.traits.memoryless
+    direct = overlap and on_cpu and exchange.traits.single_mean
     lanes = LANES if overlap and on_cpu and not direct else 1
     session = Session(
         names.items(),
@@ -93,15 +94,16 @@ def attach_gradients(
         optimizer=optimizer,
         lanes=lanes,
     )
-    driver = Direct(session.executors[0]) if direct else Lanes(session.executors, overlap=overlap)
-    host = _DdpHost(session, names, driver)
+    executors = session.engine.executors
+    driver = Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
+    host = _DdpHost(session.engine, names, driver)
     if switch is None:
         switch = _Switch(group)
         model.register_comm_hook(switch, thinwire_hook)
         _switches[model] = switch
     switch.host = host
-    meeting = _reconcile_before_forward(model, session)
-    session.on_detach(lambda: _detach(switch, meeting))
+    handle = _reconcile_before_forward(model, session)
+    session.on_detach(lambda: _detach(switch, handle))
     return session
 
 
@@ -120,9 +122,9 @@ def _reconcile_before_forward(model: DistributedDataParallel, session: Session) 
     return model.register_forward_pre_hook(hook)
 
 
-def _detach(switch: _Switch, meeting: RemovableHandle | None) -> None:
-    if meeting is not None:
-        meeting.remove()
+def _detach(switch: _Switch, handle: RemovableHandle | None) -> None:
+    if handle is not None:
+        handle.remove()
     host, switch.host = switch.host, None
     if host is not None:
         host.lanes.close()
@@ -158,10 +160,10 @@ def _raise_after_backward(errors: list[BaseException]) -> None:
 
 
 class _DdpHost:
-    """Gives each bucket a future, and the session's lanes the bucket."""
+    """Gives each bucket a future, and the lanes the bucket."""
 
-    def __init__(self, session: Session, names: dict[str, torch.Tensor], lanes: Lanes | Direct) -> None:
-        self.session = session
+    def __init__(self, engine: Engine, names: dict[str, torch.Tensor], lanes: Lanes | Direct) -> None:
+        self.engine = engine
         self.lanes = lanes
         self._name_of = {id(parameter): name for name, parameter in names.items()}
         self._parameters = names  # keeps the ids valid
@@ -171,18 +173,18 @@ class _DdpHost:
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._errors: list[BaseException] = []
         self._in_backward = False
-        self._plain = session.method.traits.plain
-        self._whole_model = session.method.traits.scope == "model"
+        self._plain = engine.method.traits.exact_mean
+        self._whole_model = engine.method.traits.scope == "model"
         self._next_lane = 0
 
     def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         if self._step is None:
-            self._step = Step(self.session.end_step)
+            self._step = Step(self.engine.end_step)
             self._next_lane = 0
             self._errors = []
             # Under `join()` a rank that has finished early calls the hook outside any backward pass.
             self._in_backward = cast(Any, torch)._C._current_graph_task_id() >= 0
-            self.session.begin_step()
+            self.engine.begin_step()
         step = self._step
         try:
             return self._take(step, bucket)
@@ -236,7 +238,7 @@ class _DdpHost:
         lane = self._next_lane
         self._next_lane += 1
         scope = self._streams.scope(lane, buckets[0][0].x.device)
-        program = self.session.program([view for view, _ in buckets])
+        program = self.engine.program([view for view, _ in buckets])
         self.lanes.submit(lane, Job(program, step, done, scope))
 
     def _view(self, bucket: dist.GradBucket) -> View:
@@ -259,7 +261,7 @@ class _DdpHost:
                 "DDP averages a parameter that was frozen or not there at attach: freeze parameters before "
                 "the model is wrapped in DistributedDataParallel, and attach after both"
             )
-        layout = self.session.layout(names, buffer.device)
+        layout = self.engine.layout(names, buffer.device)
         if layout.numel != buffer.numel():
             raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {layout.numel}")
         return layout

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.averaging.base import Schedule
+from thinwire.core.engine import LossScale
 from thinwire.errors import ConfigError
-from thinwire.sessions.gradient import LossScale
 from thinwire.sessions.periodic import PeriodicSession
 
 _scheduled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -38,7 +38,7 @@ def attach_schedule(
     scaler: LossScale | None,
     process_group: dist.ProcessGroup | None,
 ) -> PeriodicSession:
-    """Have the replicas meet as `method` says, after the steps of `optimizer`."""
+    """Synchronise the replicas as `method` says, after the steps of `optimizer`."""
     if optimizer is None:
         raise ConfigError(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
@@ -70,7 +70,7 @@ def _watch_scaler(
 ) -> Callable[[], None]:
     """A GradScaler leaves out a step whose gradients overflow, on this rank alone. It counts all the same.
 
-    Otherwise the ranks would come to meet after different batches, and at the end one would wait in vain.
+    Otherwise the ranks would synchronise after different batches, and at the end one would wait in vain.
     """
     watched = cast(Any, scaler)
     original = watched.step

@@ -63,13 +63,13 @@ class AllToAll:
 
 
 @dataclass(frozen=True)
-class Settle:
+class Commit:
     """Not an operation of the network: waits until the whole step is known. Returns whether to keep it."""
 
     finite: bool
 
 
-Primitive = AllReduce | AllGather | Broadcast | AllToAll | Settle
+Primitive = AllReduce | AllGather | Broadcast | AllToAll | Commit
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def _table_bytes(count: int, ragged: bool) -> int:
     return 8 * -(-count // 2) if ragged else 0
 
 
-def pack(parts: Sequence[torch.Tensor], *, step: int, context: int, ragged: bool) -> torch.Tensor:
+def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -> torch.Tensor:
     """One uint8 buffer that holds all parts behind a header (and a table of lengths if they may vary)."""
     total = frame_bytes(parts, ragged)
     if total >= _LIMIT or any(part.numel() >= _LIMIT for part in parts):
@@ -112,7 +112,7 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, context: int, ragged: bool
     device = parts[0].device if parts else torch.device("cpu")
     buffer = torch.empty(total, dtype=torch.uint8, device=device)
     version = VERSION | (RAGGED if ragged else 0)
-    head = bytearray(_HEADER.pack(MAGIC, version, context, step % _LIMIT))
+    head = bytearray(_HEADER.pack(MAGIC, version, mark, step % _LIMIT))
     if ragged:
         head += struct.pack(f"<{len(parts)}I", *(part.numel() for part in parts))
         head += bytes(HEADER_BYTES + _table_bytes(len(parts), ragged) - len(head))
@@ -131,7 +131,7 @@ def unpack(
     templates: Sequence[torch.Tensor],
     *,
     step: int,
-    context: int,
+    mark: int,
     ragged: bool,
     source: int,
 ) -> list[torch.Tensor]:
@@ -144,7 +144,7 @@ def unpack(
     if frame.numel() < HEADER_BYTES:
         raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
     head = to_bytes(frame[:HEADER_BYTES])
-    magic, version, its_context, its_step = _HEADER.unpack(head)
+    magic, version, its_mark, its_step = _HEADER.unpack(head)
     if magic != MAGIC:
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
     if version & ~RAGGED != VERSION:
@@ -156,7 +156,7 @@ def unpack(
             f"{where} belongs to step {its_step}, this rank is at step {step}: "
             "load the same checkpoint on every rank"
         )
-    if its_context != context:
+    if its_mark != mark:
         raise PayloadError(f"{where} belongs to other tensors or another method than this rank's")
     body = frame.numel() - HEADER_BYTES
     table = _table_bytes(len(templates), ragged)

@@ -107,7 +107,7 @@ class Meter:
         return self.total.seconds
 
 
-class Worked(Coroutine[Asked, Any, None]):
+class Timed(Coroutine[Asked, Any, None]):
     """A program whose own time is counted: what passes between an answer and the next question."""
 
     def __init__(self, program: Coroutine[Asked, Any, None], meter: Meter) -> None:

@@ -1,6 +1,7 @@
 """How long a training step would take: any method, model, number of workers and link, without training.
 
-    from thinwire import Link, predict
+    from thinwire.net.costs import Link
+    from thinwire import predict
 
     shapes = {"hidden": (1024, 1024), "head": (10, 1024)}
     link = Link(latency=100e-6, bandwidth=12.5e6)              # 100 Mbit/s

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from thinwire.core.channel import Program
-from thinwire.core.plan import View
+from thinwire.core.routing import View
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse
+from thinwire.methods.registry import parse_exchange
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict.buckets import Shapes, ddp_buckets
@@ -216,7 +216,7 @@ def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
             rounds.append(replace(z, work=on(x.work, y.work, grows)))
             grows = z.operation in GROWING
         closing, finish = on(a.closing, b.closing, grows), on(a.finish, b.finish, grows)
-        return Job(tuple(rounds), closing, b.settles, finish)
+        return Job(tuple(rounds), closing, b.commits, finish)
 
     steps = tuple(
         tuple(job(*three) for three in zip(*jobs, strict=True))
@@ -238,7 +238,7 @@ class _Player:
         dense_below: int,
         gradients: Mapping[str, torch.Tensor] | None,
     ) -> None:
-        self.exchange = parse(method)
+        self.exchange = parse_exchange(method)
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.dense_below = dense_below
         entries = sum(math.prod(shape) for shape in self.shapes.values())
@@ -252,7 +252,7 @@ class _Player:
             self.driver: Driver = "blocking"
             self.buckets = [list(self.shapes)]
         else:
-            self.driver = "blocking" if not overlap else "direct" if traits.memoryless else "lanes"
+            self.driver = "blocking" if not overlap else "direct" if traits.single_mean else "lanes"
             self.buckets = ddp_buckets(self.shapes)
         self.gradients = _gradients(self.shapes, gradients)
         sizes = [sum(math.prod(self.shapes[name]) for name in bucket) for bucket in self.buckets]
@@ -262,10 +262,8 @@ class _Player:
         session = Session(
             self._parameters(), self.exchange, rank_info=RankInfo(0, 1), dense_below=dense_below
         )
-        slots = [layout.slots[0] for layout in session.checkpoint_layouts().values()]
-        exchanges = {session.route.exchange_for(slot) for slot in slots}
         self.data_dependent = session.payload_bytes() is None
-        prepare_for(exchanges, loud=False)
+        prepare_for(session.engine.exchanges, loud=False)
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Any numbers will do: the gradients' own."""
@@ -275,7 +273,7 @@ class _Player:
         """Without repeats only the rounds count, and the work behind the last one is not done."""
         found: list[tuple[Job, ...]] = []
         session: Session | None = None
-        for step in STEPS[:1] if self.exchange.traits.even else STEPS:
+        for step in STEPS[:1] if self.exchange.traits.payload == "fixed" else STEPS:
             session, jobs = self._as_leader(workers, step, repeats)
             if not found or _costs(jobs) != _costs(found[0]):
                 found.append(jobs)
@@ -301,7 +299,7 @@ class _Player:
                 rank_info=RankInfo(rank, workers),
                 dense_below=self.dense_below,
             )
-            session.step = step
+            session.engine.step = step
             try:
                 return session, self._played(session, repeats)
             except ElsewhereError as elsewhere:
@@ -324,12 +322,12 @@ class _Player:
         views: list[View] = []
         for bucket in self.buckets:
             buffer = torch.cat([self.gradients[name].roll(SHIFT * turn) for name in bucket])
-            views.append(View(session.layout(bucket, cpu), buffer, buffer))
+            views.append(View(session.engine.layout(bucket, cpu), buffer, buffer))
         if session.method.traits.scope == "model":
-            yield session.program(views)
+            yield session.engine.program(views)
             return
         for view in views:
-            yield session.program([view])
+            yield session.engine.program([view])
 
     def _reconciliation(self, workers: int) -> Job:
         copies = [(name, tensor.clone()) for name, tensor in self._parameters()]
@@ -358,7 +356,7 @@ def _median(same: Sequence[Job]) -> Job:
         for number, each in enumerate(last.rounds)
     )
     pick: Callable[[str], float] = lambda name: _middle([getattr(job, name) for job in same])  # noqa: E731
-    return Job(rounds, pick("closing"), last.settles, pick("finish"))
+    return Job(rounds, pick("closing"), last.commits, pick("finish"))
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire import predict
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import methods, parse
+from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
 
@@ -77,7 +77,7 @@ def _finite(value: float) -> float | None:
 
 def candidates() -> list[str]:
     """Every method at its defaults."""
-    return [str(cls()) for name, cls in methods().items() if name not in WRAPPERS]
+    return [str(cls()) for name, cls in list_methods().items() if name not in WRAPPERS]
 
 
 def make_plan(
@@ -103,7 +103,7 @@ def make_plan(
     """
     if workers < 2:
         raise ConfigError(f"a plan is for two workers or more, not {workers}: one has nobody to talk to")
-    asked = dict.fromkeys(["dense", *(str(parse(text)) for text in chosen or candidates())])
+    asked = dict.fromkeys(["dense", *(str(parse_exchange(text)) for text in chosen or candidates())])
     profiles: dict[str, predict.Profile] = {}
     for method in asked:
         if progress is not None:
@@ -147,13 +147,13 @@ def proven() -> dict[str, float]:
 
 def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
     """Why a method is not recommended however fast it is."""
-    exchange = parse(method)
+    exchange = parse_exchange(method)
     traits = exchange.traits
     behind = proven().get(str(exchange))
     reasons = {
-        "replicas drift": not traits.consensus or traits.reconcile_every is not None,
-        "owns the momentum": traits.owns_momentum,
-        "unproven in this form": exchange.caution is not None,
+        "replicas drift": not traits.consensus or exchange.reconcile_every is not None,
+        "owns the momentum": traits.optimizer == "no momentum",
+        "unproven in this form": exchange.warning is not None,
         "bytes vary with the gradients": own is not None and own.data_dependent,
         "not in our table": behind is None,
         "behind dense in our table": behind is not None and behind < -CLOSE_ENOUGH,

@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError
 def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
     """What to warn of. Raises ConfigError if the optimizer would apply momentum a second time."""
     warnings = _about_steps(exchanges, optimizer)
-    owners = sorted({str(exchange) for exchange in exchanges if exchange.traits.owns_momentum})
+    owners = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "no momentum"})
     if not owners:
         return warnings
     method = owners[0]
@@ -33,7 +33,7 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
                 "optimizer without (SGD with momentum=0, Adam with betas=(0, ...)), or a method that leaves "
                 "it to the optimizer, such as topk"
             )
-    without = sorted({str(exchange) for exchange in exchanges if not exchange.traits.owns_momentum})
+    without = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer != "no momentum"})
     if without:
         warnings.append(f"tensors served by {without[0]} have no momentum, those served by {method} do")
     if any(_coupled_decay(optimizer, group) for group in groups):
@@ -47,7 +47,7 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
 
 def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
     """A rule that measures past steps by past outputs is right for plain SGD only."""
-    counting = sorted({str(exchange) for exchange in exchanges if exchange.traits.plain_steps})
+    counting = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "plain SGD"})
     if not counting or optimizer is None:
         return []
     name = type(optimizer).__name__

@@ -74,11 +74,11 @@ class Findings:
 
 def run(study: Study, progress: Callable[[int, float], None] | None = None) -> Findings:
     """Train on local workers; every step's histogram is learned from all of them before the average."""
-    from thinwire.methods.registry import parse
+    from thinwire.methods.registry import parse_exchange
     from thinwire.tools.workloads.data import load
     from thinwire.tools.workloads.models import build
 
-    parse(study.method)
+    parse_exchange(study.method)
     build(study.model, load(study.data), study.seed)  # mistakes are told here, once
 
     def on_report(rank: int, message: tuple[int, float]) -> None:

@@ -7,8 +7,9 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
-from thinwire.methods.registry import Method, methods, schedules
+from thinwire.methods.registry import list_methods, list_schedules
 from thinwire.tools.catalogue.formulas import formula
 
 SECTIONS = ("Args", "Example", "Reference", "Differences from the paper")
@@ -39,11 +40,11 @@ class Description:
 
 
 def all_methods() -> list[Description]:
-    known: list[type[Method]] = [*methods().values(), *schedules().values()]
+    known: list[type[Configured]] = [*list_methods().values(), *list_schedules().values()]
     return [describe(cls) for cls in known]
 
 
-def describe(cls: type[Method]) -> Description:
+def describe(cls: type[Configured]) -> Description:
     instance = cls()
     text = inspect.cleandoc(cls.__doc__ or "")
     exchange = isinstance(instance, Exchange)
@@ -67,7 +68,7 @@ def section(text: str, name: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _family(cls: type[Method]) -> str:
+def _family(cls: type[Configured]) -> str:
     for base in cls.__mro__[1:]:
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
         if "of this family" in text or "of all schedules" in text:

@@ -1,31 +1,24 @@
-"""Which parameters a method's payload is for."""
+"""How a step's payload is distributed over the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import torch
 
-from thinwire.core.layout import Layout
+from thinwire.core.engine import Engine
 
 
-class Promising(Protocol):
-    """What is needed of a session."""
-
-    def layout(self, names: Sequence[str], device: torch.device) -> Layout: ...
-    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> float | None: ...
-
-
-def payload_by_parameter(session: Promising, names: Sequence[str], payload: float) -> dict[str, float]:
+def payload_by_parameter(engine: Engine, payload: float) -> dict[str, float]:
     """A step's measured payload, shared out by what the method promises for each parameter alone.
 
-    Where a payload depends on the data, shares go by the number of entries.
+    Where a payload depends on the data, shares go by the number of entries. A parameter that periodic
+    averaging cuts in pieces gets the sum of theirs.
     """
-    cpu = torch.device("cpu")
-    layouts = {name: session.layout([name], cpu) for name in names}
-    promised = {name: session.payload_bytes([layout]) for name, layout in layouts.items()}
-    ragged = any(share is None for share in promised.values())
-    shares = {name: float(layouts[name].numel if ragged else promised[name] or 0) for name in names}
+    layouts = {name: engine.layout([name], torch.device("cpu")) for name in engine.parameters}
+    promised = {name: engine.payload_bytes([layout]) for name, layout in layouts.items()}
+    varies = any(share is None for share in promised.values())
+    shares: dict[str, float] = {}
+    for name, layout in layouts.items():
+        parameter = name.partition("[")[0]
+        shares[parameter] = shares.get(parameter, 0.0) + (layout.numel if varies else promised[name] or 0)
     total = sum(shares.values())
     return {name: payload * share / total for name, share in shares.items()} if total else {}

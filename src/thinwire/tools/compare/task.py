@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse_method
+from thinwire.methods.registry import parse
 
 Optimizer = Literal["sgd", "adam"]
 
@@ -61,7 +61,7 @@ def line_up(chosen: Sequence[str]) -> list[str]:
     Every entry may hold several, with commas between them.
     """
     wanted = [part for text in chosen for part in split(text)] or list(HANDFUL)
-    full = [text if text in PYTORCH else str(parse_method(text)) for text in wanted]
+    full = [text if text in PYTORCH else str(parse(text)) for text in wanted]
     baseline = "pytorch" if "pytorch" in full else "dense"
     return [baseline, *(text for text in dict.fromkeys(full) if text != baseline)]
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.hosts import Attached
 from thinwire.net.launch import Worker
+from thinwire.sessions.base import BaseSession
 from thinwire.tools.compare.layers import payload_by_parameter
 from thinwire.tools.compare.records import Evaluation, Step
 from thinwire.tools.compare.task import PYTORCH, Task
@@ -33,7 +33,7 @@ class Entrant:
     model: nn.Module
     bare: nn.Module
     optimizer: torch.optim.Optimizer
-    session: Attached | None
+    session: BaseSession | None
     base: tuple[int, int] = (0, 0)
 
     def bytes(self) -> tuple[int, int]:
@@ -158,9 +158,7 @@ def _result(entrant: Entrant, watch: Watch, steps: int, compute: float) -> dict[
         "wait_seconds": session.meter.network_seconds / steps,
         "rounds": total.operations / steps,
         "payload": payload,
-        "layers": payload_by_parameter(
-            session, [name for name, _ in entrant.bare.named_parameters()], payload
-        ),
+        "layers": payload_by_parameter(session.engine, payload),
     }
 
 
@@ -192,7 +190,7 @@ def enter(model: nn.Module, task: Task) -> Entrant:
     """Wrap the model for one method: thinwire's, or PyTorch's own."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    from thinwire.hosts import attach
+    from thinwire.hosts.attach import attach
     from thinwire.net.link import throttle
 
     if task.method in PYTORCH:

@@ -2,8 +2,9 @@
 
 import torch
 
-from thinwire import Layout, TopK
+from thinwire.core import Layout
 from thinwire.core.state import StateStore
+from thinwire.methods import TopK
 
 
 def test_a_state_follows_its_parameters_when_buckets_are_rebuilt() -> None:

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 import thinwire
+import thinwire.averaging
+from tests.averaging.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed
 from tests.hosts.common import batch, flat, mlp
 from tests.laws.cohort import same_state
-from tests.schedules.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed
-from thinwire import RankInfo, Schedule, Session, methods, parse_method, to_json
-from thinwire import averaging as schedules
+from thinwire import Session, list_methods, list_schedules, parse
+from thinwire.averaging import Schedule
+from thinwire.methods.registry import to_json
+from thinwire.net.rank_info import RankInfo
 
-EXACT = ("localsgd(every=1)", "periodic(every=1, exchange='dense')", "spasgd(groups=1)")
+EXACT = ("localsgd(every=1)", "periodic(every=1, exchange=dense)", "spasgd(groups=1)")
 
 
 @pytest.mark.parametrize("method", CONFIGURATIONS)
@@ -24,12 +27,12 @@ def test_replicas_are_equal_after_a_sync(method: str) -> None:
     for step in range(13):
         cohort.train([step])
         first = cohort.sessions[0]
-        if first.clock.all_met:
+        if first.clock.all_synced:
             met += 1
             assert all(equal(model, cohort.models[0]) for model in cohort.models[1:])
         elif first.method.fragment_count == 1:
             assert not equal_parameters(cohort.models[0], cohort.models[1]), "they trained on equal batches?"
-    schedule = parse_method(method)
+    schedule = parse(method)
     if schedule.fragment_count == 1 and schedule.period <= 13:
         assert met
     cohort.sync()
@@ -37,7 +40,7 @@ def test_replicas_are_equal_after_a_sync(method: str) -> None:
     assert all(torch.isfinite(tensor).all() for tensor in cohort.models[0].parameters())
 
 
-@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse_method(m).late])
+@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse(m).delay])
 def test_a_late_result_is_applied_in_time_and_equal_everywhere(method: str) -> None:
     """Right after a fragment's result has been applied without blending, the fragment is equal everywhere."""
     cohort = Cohort(method, 3)
@@ -99,9 +102,9 @@ def test_the_mean_of_the_replicas_moves_as_the_gradients_say(method: str) -> Non
         torch.testing.assert_close(after, expected, rtol=0, atol=3e-7)
 
 
-@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse_method(m).warmup == 0])
+@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse(m).warmup == 0])
 def test_metered_bytes_are_what_was_promised(method: str) -> None:
-    schedule = parse_method(method)
+    schedule = parse(method)
     if schedule.cycle_steps(1) != schedule.period or schedule.period > 20:
         schedule = None
     cohort = Cohort(method, 3, make=normed)
@@ -169,22 +172,22 @@ def test_every_schedule_is_registered_exported_and_documented() -> None:
         return set().union(*map(leaves, children)) if children else {cls}
 
     own = {cls for cls in leaves(Schedule) if cls.__module__.startswith("thinwire.")}
-    assert own == set(schedules().values())
-    assert not set(schedules()) & set(methods())
-    for name, cls in schedules().items():
+    assert own == set(list_schedules().values())
+    assert not set(list_schedules()) & set(list_methods())
+    for name, cls in list_schedules().items():
         assert cls().name == name
-        assert getattr(thinwire, cls.__name__) is cls
+        assert getattr(thinwire.averaging, cls.__name__) is cls
         assert "Example:" in (cls.__doc__ or "")
 
 
 @pytest.mark.parametrize("method", CONFIGURATIONS)
 def test_configurations_survive_a_round_trip(method: str) -> None:
-    schedule = parse_method(method)
-    assert parse_method(str(schedule)) == schedule
-    assert parse_method(repr(schedule)) == schedule
-    assert parse_method(to_json(schedule)) == schedule
-    assert parse_method(json.loads(to_json(schedule))) == schedule
-    assert hash(schedule) == hash(parse_method(str(schedule)))
+    schedule = parse(method)
+    assert parse(str(schedule)) == schedule
+    assert parse(repr(schedule)) == schedule
+    assert parse(to_json(schedule)) == schedule
+    assert parse(json.loads(to_json(schedule))) == schedule
+    assert hash(schedule) == hash(parse(str(schedule)))
 
 
 @pytest.mark.parametrize("method", CONFIGURATIONS)
@@ -228,7 +231,7 @@ def test_one_rank_with_local_sgd_trains_as_if_alone() -> None:
 
 def test_an_exchange_inside_sees_what_it_would_see_alone() -> None:
     """The mean that `periodic` applies is that of a session over `anchor - params`, residuals included."""
-    cohort = Cohort("periodic(every=2, exchange='topk(ratio=0.2)')", 2)
+    cohort = Cohort("periodic(every=2, exchange=topk(ratio=0.2))", 2)
     alone = [
         Session(mlp().named_parameters(), "topk(ratio=0.2)", rank_info=RankInfo(rank, 2), dense_below=64)
         for rank in range(2)
@@ -245,10 +248,12 @@ def test_an_exchange_inside_sees_what_it_would_see_alone() -> None:
                     for model in cohort.models
                 ]
             cohort.meet()
-        pairs = [session.views(change) for session, change in zip(alone, changes, strict=True)]
+        pairs = [session.engine.views(change) for session, change in zip(alone, changes, strict=True)]
         for session in alone:
-            session.step = meeting
-        kept = cohort.driver.run([s.program(views) for s, (_, views) in zip(alone, pairs, strict=True)])
+            session.engine.step = meeting
+        kept = cohort.driver.run(
+            [s.engine.program(views) for s, (_, views) in zip(alone, pairs, strict=True)]
+        )
         assert kept
         for name, p in cohort.models[0].named_parameters():
             torch.testing.assert_close(p.detach(), anchors[name] - pairs[0][0][name], rtol=0, atol=1e-7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.net.meter import Meter, Tally, Worked
+from thinwire.net.meter import Meter, Tally, Timed
 
 
 def test_time_under_way_is_not_counted_twice() -> None:
@@ -32,7 +32,7 @@ def test_a_program_s_own_time_is_counted_and_its_waiting_is_not() -> None:
         time.sleep(0.02)
 
     meter = Meter()
-    program = Worked(work(), meter)
+    program = Timed(work(), meter)
     assert program.send(None) == "question"
     time.sleep(0.2)  # the network's time
     with pytest.raises(StopIteration):

@@ -10,15 +10,17 @@ from typing import ClassVar
 import pytest
 
 import thinwire
-from thinwire import ConfigError, Exchange, Traits, methods, parse
+import thinwire.methods
+from thinwire import ConfigError, list_methods, parse
+from thinwire.core import Exchange, Traits
 
 
 def test_every_method_has_a_default_configuration_and_a_docstring() -> None:
-    for name, cls in methods().items():
+    for name, cls in list_methods().items():
         assert cls.name == name
         assert cls().name == name
         assert cls.__doc__
-        assert getattr(thinwire, cls.__name__) is cls, f"{cls.__name__} is not exported"
+        assert getattr(thinwire.methods, cls.__name__) is cls, f"{cls.__name__} is not exported"
 
 
 def test_no_method_class_is_forgotten_in_the_registry() -> None:
@@ -32,7 +34,7 @@ def test_no_method_class_is_forgotten_in_the_registry() -> None:
         for cls in leaves(Exchange)
         if cls.__module__.startswith("thinwire.") and not cls.__module__.startswith("reproductions.")
     }
-    assert own == set(methods().values())
+    assert own == set(list_methods().values())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,8 @@ def test_no_method_class_is_forgotten_in_the_registry() -> None:
         ("topk(ratio='a')", "not 'a'"),
         ("topk(0.1)", "options are given by name"),
         ("topk(ratio=", "is not a method: write it like topk"),
-        ("topk(ratio=__import__('os'))", "not a number, string"),
+        ("topk(ratio=__import__('os'))", "unknown method '__import__'"),
+        ("topk(ratio=1 + 1)", "the value of ratio is not a number, string"),
         ("qsgd(bits=3)", "qsgd: bits must be one of 1, 2, 4, 8, not 3"),
         ("qsgd(bucket=0)", "bucket must be a whole number from 1 up"),
         ("qsgd(norm='l1')", "norm must be one of 'max', 'l2'"),
@@ -87,17 +90,18 @@ def test_third_parties_register_by_entry_points(monkeypatch: pytest.MonkeyPatch)
     entry = importlib.metadata.EntryPoint("foreign", f"{__name__}:Foreign", "thinwire.methods")
     monkeypatch.setattr("thinwire.methods.registry.entry_points", offered(entry))
     assert parse("foreign") == Foreign()
-    assert "foreign" in methods()
+    assert "foreign" in list_methods()
     bad = importlib.metadata.EntryPoint("topk", f"{__name__}:Foreign", "thinwire.methods")
     monkeypatch.setattr("thinwire.methods.registry.entry_points", offered(bad))
     with pytest.raises(ConfigError, match="registers the method 'topk', which exists already"):
-        methods()
+        list_methods()
 
 
 def test_import_is_light() -> None:
     """Importing thinwire loads neither numba nor plotly, starts no thread and touches no random state."""
     code = (
-        "import sys, threading, torch; before = torch.get_rng_state(); import thinwire; thinwire.methods();"
+        "import sys, threading, torch; before = torch.get_rng_state(); import thinwire;"
+        " thinwire.list_methods();"
         "heavy = {'numba', 'plotly', 'sklearn', 'typer'} & set(sys.modules); assert not heavy, heavy;"
         "assert threading.active_count() == 1; assert torch.equal(before, torch.get_rng_state())"
     )
@@ -105,9 +109,9 @@ def test_import_is_light() -> None:
 
 
 def test_a_pair_that_has_not_proven_itself_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    assert parse("topk(values='qsgd(bits=4)')").caution is None
-    assert parse("topk(values='terngrad', reduce='gather')").caution is None
-    text = parse("topk(values='terngrad', reduce='split')").caution
+    assert parse("topk(values=qsgd(bits=4))").warning is None
+    assert parse("topk(values=terngrad, reduce='gather')").warning is None
+    text = parse("topk(values=terngrad, reduce='split')").warning
     assert text is not None
     assert "terngrad have not passed the convergence law with topk" in text
-    assert parse("randomk(shared=False, values='natural')").caution is not None
+    assert parse("randomk(shared=False, values=natural)").warning is not None

@@ -8,9 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire import Channel, Exchange, Link, Lockstep, RankInfo, Traits
+from thinwire.core import Channel, Exchange, Traits
 from thinwire.core.channel import together
+from thinwire.drivers import Lockstep
 from thinwire.net import costs, frames
+from thinwire.net.costs import Link
+from thinwire.net.rank_info import RankInfo
 
 
 def run_all(
@@ -23,7 +26,7 @@ def run_all(
     for rank_info in driver.rank_infos:
         channel = Channel(rank_info, step=0, seed=0, key="x", device=torch.device("cpu"))
         tasks = make(channel, results[rank_info.rank])
-        programs.append(together(tasks, rank_info, step=0, context=1, link=link or Link()))
+        programs.append(together(tasks, rank_info, step=0, mark=1, link=link or Link()))
     driver.run(programs)
     return results, driver
 
@@ -189,18 +192,18 @@ class _TalksAfterSettling(Exchange):
         return Traits()
 
     async def run(self, x, out, state, ch) -> None:
-        await ch.settled(True)
+        await ch.commit(True)
         await ch.mean(x, out)
 
     def payload_bytes(self, layout, size) -> int:
         return 0
 
 
-def test_talking_after_settlement_is_refused_by_the_blocking_driver() -> None:
+def test_an_operation_after_the_commit_is_refused_by_the_blocking_driver() -> None:
     from thinwire.drivers import Blocking
     from thinwire.sessions.gradient import Session
 
     session = Session([("w", torch.zeros(3))], _TalksAfterSettling(), rank_info=RankInfo(0, 1), dense_below=0)
-    _, views = session.views({"w": torch.ones(3)})
+    _, views = session.engine.views({"w": torch.ones(3)})
     with pytest.raises(AssertionError, match="after its last answer"):
-        Blocking(lambda op: op).run(session.program(views))
+        Blocking(lambda op: op).run(session.engine.program(views))

@@ -7,9 +7,31 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout, Slot
-from thinwire.core.router import Router
+from thinwire.core.traits import Traits
+from thinwire.errors import ConfigError
+
+# Biases and norm scales are one-dimensional and never this long; a flattened model is.
+LONGEST_SMALL_VECTOR = 65_536
+
+
+@dataclass(frozen=True)
+class Router:
+    """Asks the method which exchange serves a tensor; small tensors and short vectors go dense as a rule."""
+
+    method: Exchange
+    dense: Exchange
+    dense_below: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.dense_below < 0:
+            raise ConfigError(f"dense_below must not be negative, not {self.dense_below}")
+
+    def exchange_for(self, slot: Slot) -> Exchange:
+        short_vector = len(slot.shape) <= 1 and slot.numel <= LONGEST_SMALL_VECTOR
+        small = slot.numel < self.dense_below or (short_vector and self.dense_below > 0)
+        return self.method.assign(slot, small=small) or self.dense
 
 
 @dataclass(frozen=True)

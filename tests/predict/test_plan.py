@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire import ConfigError, Link, parse
+from thinwire import ConfigError, parse
+from thinwire.net.costs import Link
 from thinwire.predict import recommend as planning
 from thinwire.tools.cli import app
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from tests.averaging.cohort import Cohort, normed, sgd
 from tests.hosts.common import batch, flat, loaded_together, mlp
-from tests.schedules.cohort import Cohort, normed, sgd
 from thinwire.net.launch import Worker
 from thinwire.net.liveness import GRACE_SECONDS
 
@@ -118,7 +118,7 @@ def overlapping(worker: Worker, nap: float) -> tuple[list[float], torch.Tensor]:
 
 
 def one_dies(worker: Worker, method: str, culprit: int) -> tuple[str, str, float] | None:
-    loaded_together(worker, str(thinwire.parse_method(method).inner))
+    loaded_together(worker, str(thinwire.parse(method).inner))
     model = mlp()
     optimizer, session = session_of(model, method)
     for step in range(5):

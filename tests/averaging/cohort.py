@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from tests.hosts.common import batch, mlp
-from thinwire import Lockstep, PeriodicSession, RankInfo, parse_method
-from thinwire import averaging as schedules
+from thinwire import list_schedules, parse
+from thinwire.drivers import Lockstep
+from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.periodic import PeriodicSession
 
 # Beside each schedule's defaults.
 ALSO = (
@@ -22,12 +24,12 @@ ALSO = (
     "pqasgd(every=6, fragments=2, overlap=3, blend=0.5)",
     "diloco(every=3)",
     "diloco(every=6, fragments=3, overlap=2)",
-    "periodic(every=3, exchange='topk(ratio=0.2)')",
-    "periodic(every=3, exchange='powersgd(rank=2)', outer_lr=0.7, outer_momentum=0.5)",
-    "periodic(every=4, exchange='topk(ratio=0.2)', fragments=2)",
-    "periodic(every=2, exchange='scalecom(ratio=0.1)', warmup=2, momentum='average')",
+    "periodic(every=3, exchange=topk(ratio=0.2))",
+    "periodic(every=3, exchange=powersgd(rank=2), outer_lr=0.7, outer_momentum=0.5)",
+    "periodic(every=4, exchange=topk(ratio=0.2), fragments=2)",
+    "periodic(every=2, exchange=scalecom(ratio=0.1), warmup=2, momentum='average')",
 )
-CONFIGURATIONS = tuple(dict.fromkeys([str(cls()) for cls in schedules().values()] + list(ALSO)))
+CONFIGURATIONS = tuple(dict.fromkeys([str(cls()) for cls in list_schedules().values()] + list(ALSO)))
 
 
 class Normed(nn.Module):
@@ -67,9 +69,7 @@ class Cohort:
         self.models = [copy.deepcopy(model) for _ in range(size)]
         self.optimizers = [optimizer(model) for model in self.models]
         self.sessions = [
-            PeriodicSession(
-                replica, parse_method(method), optimizer, rank_info=RankInfo(rank, size), dense_below=64
-            )
+            PeriodicSession(replica, parse(method), optimizer, rank_info=RankInfo(rank, size), dense_below=64)
             for rank, (replica, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True))
         ]
 

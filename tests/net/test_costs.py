@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import Link, Simulated
+from thinwire.drivers import Simulated
 from thinwire.net import costs
+from thinwire.net.costs import Link
 
 
 @pytest.mark.parametrize("size", range(1, 18))

@@ -5,7 +5,8 @@ import logging
 import pytest
 import torch
 
-from thinwire import ConfigError, RankInfo, Session
+from thinwire import ConfigError, Session
+from thinwire.net.rank_info import RankInfo
 
 PARAMETERS = [("weight", torch.zeros(40, 50)), ("bias", torch.zeros(50))]
 OWNERS = ("dgc", "sketched", "heavyball")
@@ -67,10 +68,10 @@ def test_weight_decay_without_momentum_is_warned_of(caplog: pytest.LogCaptureFix
 
 def test_tensors_left_without_momentum_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        session("route(default='dgc', rules=(('bias', 'dense'),))", torch.optim.SGD(tensors()))
+        session("route(default=dgc, rules=(('bias', dense),))", torch.optim.SGD(tensors()))
     assert "served by dense have no momentum" in caplog.text
 
 
 def test_a_warm_up_of_dense_steps_would_have_no_momentum() -> None:
     with pytest.raises(ConfigError, match="momentum"):
-        session("warmup(steps=5, method='dgc')", None)
+        session("warmup(steps=5, method=dgc)", None)

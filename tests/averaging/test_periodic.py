@@ -8,15 +8,19 @@ import torch
 from torch import nn
 
 import thinwire
+from tests.averaging.cohort import Cohort, adam, equal_parameters, normed
 from tests.hosts.common import batch, flat
-from tests.schedules.cohort import Cohort, adam, equal_parameters, normed
-from thinwire import ConfigError, StateError, parse_method
+from thinwire import ConfigError, StateError, parse
+from thinwire.averaging import LocalSGD
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import cut
+from thinwire.methods.registry import parse_exchange
+from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.periodic import PeriodicSession
 
 
 def meetings(method: str, steps: int) -> list[tuple[int, list[int]]]:
-    clock = Clock(parse_method(method), seed=0)
+    clock = Clock(parse(method), seed=0)
     found = []
     for _ in range(steps):
         due, _, _ = clock.tick()
@@ -198,10 +202,10 @@ def test_blend_keeps_a_share_of_the_ranks_own_parameters() -> None:
 
 
 def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(caplog) -> None:
-    for method in ("localsgd(every=2)", "pqasgd(every=2)", "periodic(every=2, exchange='topk(ratio=0.2)')"):
+    for method in ("localsgd(every=2)", "pqasgd(every=2)", "periodic(every=2, exchange=topk(ratio=0.2))"):
         cohort = Cohort(method, 3)
         cohort.train(range(4))
-        common, residuals = flat(cohort.models[0]), cohort.sessions[0].pending()
+        common, residuals = flat(cohort.models[0]), cohort.sessions[0].residuals()
         residuals = {name: owed.clone() for name, owed in residuals.items()}
         for rank in range(3):
             cohort.local_step(rank, 4)
@@ -216,13 +220,13 @@ def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(cap
         cohort.meet()
         for rank, model in enumerate(cohort.models):
             assert torch.equal(flat(model), common), f"{method}: rank {rank}"
-            assert cohort.sessions[rank].dropped == 1
-        for name, owed in cohort.sessions[0].pending().items():
+            assert cohort.sessions[rank].aborted == 1
+        for name, owed in cohort.sessions[0].residuals().items():
             assert torch.equal(owed, residuals[name])
         cohort.train(range(6, 10))
         assert all(torch.isfinite(flat(model)).all() for model in cohort.models)
         assert equal_parameters(cohort.models[0], cohort.models[1])
-        assert "the meeting after step 6 is dropped" in caplog.text
+        assert "the sync round after step 6 is aborted" in caplog.text
 
 
 def test_sync_between_meetings_starts_a_new_cycle_and_is_idle_where_all_are_equal() -> None:
@@ -269,9 +273,9 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
         ("localsgd(grow=2.0)", "cycles get longer without end; give longest"),
         ("localsgd(grow=0.5, longest=20)", "grow must be 1 or more"),
         ("localsgd(every=8, longest=4)", "longest must be a whole number from 8 up"),
-        ("localsgd(every=2, fragments=3)", "3 fragments cannot meet one after the other"),
+        ("localsgd(every=2, fragments=3)", "3 fragments cannot be synchronised one by one"),
         ("localsgd(every=4, overlap=4)", "overlap=4 must be less than every=4"),
-        ("localsgd(blend=0.5)", "blend is for results that come late"),
+        ("localsgd(blend=0.5)", "blend is for results that are applied later"),
         ("localsgd(overlap=1, blend=1.0)", "blend must be a number from 0 up and below 1"),
         ("localsgd(overlap=1, momentum='average')", "momentum='average' needs overlap=0"),
         ("localsgd(momentum='drop')", "momentum must be one of 'keep', 'reset', 'average'"),
@@ -283,23 +287,21 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
         ("pqasgd(bits=3)", "bits must be one of 1, 2, 4, 8"),
         ("diloco(outer_lr=0)", "outer_lr must be a finite number above 0"),
         ("diloco(outer_momentum=1)", "outer_momentum must be a number from 0 up and below 1"),
-        ("periodic(exchange='dgc')", "dgc keeps a momentum of gradients"),
-        ("periodic(exchange='a2sgd')", "gives every rank a result of its own"),
-        ("periodic(exchange='tpok')", "unknown method 'tpok'"),
-        ("periodic(exchange='localsgd')", "localsgd says when to talk"),
-        ("periodic(exchange=3)", "exchange is a method string, not 3"),
+        ("periodic(exchange=dgc)", "dgc keeps a momentum of gradients"),
+        ("periodic(exchange=a2sgd)", "gives every rank a result of its own"),
+        ("periodic(exchange=tpok)", "unknown method 'tpok'"),
+        ("periodic(exchange=localsgd)", "exchange must be a method that averages tensors"),
+        ("periodic(exchange=3)", "exchange must be a method that averages tensors, such as .* not 3"),
     ],
 )
 def test_bad_options_get_helpful_errors(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_method(text)
+        parse(text)
 
 
 def test_a_schedule_is_not_an_exchange() -> None:
-    for entry in (thinwire.parse, lambda method: thinwire.Session([("w", torch.zeros(3))], method)):
-        with pytest.raises(
-            ConfigError, match=r"pqasgd says when to talk.*here use what it is made of, 'qsgd"
-        ):
+    for entry in (parse_exchange, lambda method: thinwire.Session([("w", torch.zeros(3))], method)):
+        with pytest.raises(ConfigError, match="pqasgd averages parameters periodically"):
             entry("pqasgd")
 
 
@@ -307,12 +309,12 @@ def test_models_that_cannot_be_averaged_are_refused() -> None:
     model, other = normed(), nn.Linear(3, 3)
     both = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ConfigError, match="the optimizer trains 2 tensors that are not the model's"):
-        thinwire.PeriodicSession(model, thinwire.LocalSGD(), both, entry=thinwire.RankInfo(0, 1))
+        PeriodicSession(model, LocalSGD(), both, rank_info=RankInfo(0, 1))
     strange = torch.optim.SGD(other.parameters(), lr=0.1)
     for p in other.parameters():
         p.requires_grad_(False)
     with pytest.raises(ConfigError, match="trains none of the model's parameters"):
-        thinwire.PeriodicSession(model, thinwire.LocalSGD(), strange, entry=thinwire.RankInfo(0, 1))
+        PeriodicSession(model, LocalSGD(), strange, rank_info=RankInfo(0, 1))
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------
@@ -323,7 +325,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
     source = Cohort(method, 2, make=normed)
     source.train(range(6))
     good = source.sessions[0].state_dict()
-    assert good["under_way"], "the test wants a meeting under way"
+    assert good["under_way"], "the test wants a sync round under way"
 
     def spoil(change) -> dict:
         state = copy.deepcopy(good)
@@ -333,24 +335,24 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
     first = next(iter(good["anchors"]))
     cases = {
         "has no 'clock'": lambda s: s.pop("clock"),
-        "format 9": lambda s: s.update(format=9),
-        "method is": lambda s: s.update(schedule="LocalSGD(every=1)"),
+        "format is 9, this version reads": lambda s: s.update(format=9),
+        "schedule is": lambda s: s.update(schedule="LocalSGD(every=1)"),
         "another model": lambda s: s["parameters"].pop(),
         "step is -1": lambda s: s["clock"].update(step=-1),
         "begins after its last step": lambda s: s["clock"].update(start=99),
-        "meetings is True": lambda s: s.update(meetings=True),
-        "anchors lack": lambda s: s["anchors"].pop(first),
+        "sync_rounds is True": lambda s: s.update(sync_rounds=True),
+        "anchors lacks": lambda s: s["anchors"].pop(first),
         "anchors of": lambda s: s["anchors"].update({first: torch.zeros(3)}),
-        "velocities have an unknown": lambda s: s["velocities"].update(x=torch.zeros(1)),
+        "velocities has .x., which": lambda s: s["velocities"].update(x=torch.zeros(1)),
         "buffers of": lambda s: s["buffers"].update({"norm.running_mean": torch.zeros(2)}),
         "replica of": lambda s: s["replica"].update({first: torch.zeros(3)}),
-        "optimizer state is not one": lambda s: s.update(optimizer=3),
+        "optimizer is not the state of an optimizer": lambda s: s.update(optimizer=3),
         "groups of": lambda s: s["optimizer"]["param_groups"][0]["params"].pop(),
         "momentum_buffer": lambda s: s["optimizer"]["state"][0].update(momentum_buffer=torch.zeros(1, 2)),
         "for parameter 99": lambda s: s["optimizer"]["state"].update({99: {}}),
-        "under way that does not fit": lambda s: s["under_way"][0].update(fragments=[7]),
-        "meeting under way": lambda s: s["under_way"][0].update(changes=[torch.zeros(2)]),
-        "this is rank 0": lambda s: s["exchanges"].update(rank=1),
+        "a sync round that does not fit": lambda s: s["under_way"][0].update(fragments=[7]),
+        "under_way.0.'s change": lambda s: s["under_way"][0].update(changes=[torch.zeros(2)]),
+        "this is rank 0": lambda s: s["engine"].update(rank=1),
     }
     target = Cohort(method, 2, make=normed)
     target.train(range(3))
@@ -366,7 +368,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
 
 
 def test_another_number_of_ranks() -> None:
-    method = "periodic(every=2, exchange='topk(ratio=0.2)')"
+    method = "periodic(every=2, exchange=topk(ratio=0.2))"
     two = Cohort(method, 2)
     two.train(range(4))
     states = [session.state_dict() for session in two.sessions]
@@ -375,8 +377,8 @@ def test_another_number_of_ranks() -> None:
         one.sessions[0].load_state_dict(states[0])
     one.sessions[0].load_state_dict(states, on_resize="sum")
     assert equal_parameters(one.models[0], two.models[0])
-    owed = [state["exchanges"]["state"]["0.weight"]["error"] for state in states]
-    taken = one.sessions[0].state_dict()["exchanges"]["state"]["0.weight"]["error"]
+    owed = [state["engine"]["state"]["0.weight"]["error"] for state in states]
+    taken = one.sessions[0].state_dict()["engine"]["state"]["0.weight"]["error"]
     torch.testing.assert_close(taken, (owed[0] + owed[1]) / 2)
     assert float(taken.abs().max()) > 0
     one.train(range(4, 6))

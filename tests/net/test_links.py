@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import ConfigError, DisagreementError, Link, RankInfo, Session, ThinwireError, attach
-from thinwire.net.costs import TCP_FRAMING, Cost
+from thinwire import ConfigError, DisagreementError, Session, ThinwireError, attach
+from thinwire.net.costs import TCP_FRAMING, Cost, Link
 from thinwire.net.launch import Worker, run_local, start_local
 from thinwire.net.link import UNLIMITED, parse, throttle
+from thinwire.net.rank_info import RankInfo
 from thinwire.net.throttle import Pace, Throttle
 from thinwire.sessions.preparation import prepare_for
 

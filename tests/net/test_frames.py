@@ -22,12 +22,12 @@ def parts(draw: st.DrawFn) -> list[torch.Tensor]:
 
 
 def unpack(frame: torch.Tensor, templates: list[torch.Tensor], ragged: bool) -> list[torch.Tensor]:
-    return frames.unpack(frame, templates, step=3, context=77, ragged=ragged, source=1)
+    return frames.unpack(frame, templates, step=3, mark=77, ragged=ragged, source=1)
 
 
 @given(parts(), st.booleans())
 def test_round_trip(given_parts: list[torch.Tensor], ragged: bool) -> None:
-    frame = frames.pack(given_parts, step=3, context=77, ragged=ragged)
+    frame = frames.pack(given_parts, step=3, mark=77, ragged=ragged)
     assert frame.numel() == frames.frame_bytes(given_parts, ragged)
     templates = [p.new_empty(0) if ragged else p for p in given_parts]
     for before, after in zip(given_parts, unpack(frame, templates, ragged), strict=True):
@@ -49,7 +49,7 @@ def test_damaged_frames_stay_inside_their_bytes(
     given_parts: list[torch.Tensor], ragged: bool, data: st.DataObject
 ) -> None:
     """Cut, extended or altered: an error, or parts that lie inside the frame (altered values)."""
-    frame = frames.pack(given_parts, step=3, context=77, ragged=ragged)
+    frame = frames.pack(given_parts, step=3, mark=77, ragged=ragged)
     how = data.draw(st.sampled_from(["cut", "extend", "alter"]))
     if how == "cut":
         frame = frame[: data.draw(st.integers(0, frame.numel() - 1))]
@@ -70,20 +70,20 @@ def test_damaged_frames_stay_inside_their_bytes(
     ("change", "text"),
     [
         ({"step": 4}, "belongs to step 3, this rank is at step 4"),
-        ({"context": 78}, "other tensors or another method"),
+        ({"mark": 78}, "other tensors or another method"),
         ({"ragged": True}, "is not ragged, which was not expected"),
     ],
 )
 def test_frames_of_another_step_or_tensor_are_refused(change: dict, text: str) -> None:
     part = torch.ones(3)
-    frame = frames.pack([part], step=3, context=77, ragged=False)
-    options = {"step": 3, "context": 77, "ragged": False, "source": 1} | change
+    frame = frames.pack([part], step=3, mark=77, ragged=False)
+    options = {"step": 3, "mark": 77, "ragged": False, "source": 1} | change
     with pytest.raises(PayloadError, match=text):
         frames.unpack(frame, [part], **options)
 
 
 def test_another_version_is_named() -> None:
-    frame = frames.pack([torch.ones(3)], step=3, context=77, ragged=False)
+    frame = frames.pack([torch.ones(3)], step=3, mark=77, ragged=False)
     frame[1] = 9
     with pytest.raises(PayloadError, match="format version 9, this rank speaks 1"):
         unpack(frame, [torch.ones(3)], False)
@@ -94,7 +94,7 @@ def test_golden_bytes() -> None:
     frame = frames.pack(
         [torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1.0])],
         step=5,
-        context=0x0102,
+        mark=0x0102,
         ragged=True,
     )
     header = "77" + "81" + "0201" + "05000000"
