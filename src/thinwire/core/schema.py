@@ -28,7 +28,7 @@ def check(schema: Schema, given: object, what: str = "the checkpoint") -> Mappin
     found = cast("Mapping[str, Any]", given)
     missing = [key for key in schema if key not in found]
     if missing:
-        raise StateError(f"{what} is not one of this kind of session: it has no {missing[0]!r}")
+        raise StateError(f"this is not a thinwire checkpoint of this kind: it has no {missing[0]!r}")
     for key, fits in schema.items():
         fits(found[key], f"{what}'s {key}")
     return found

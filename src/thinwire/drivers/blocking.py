@@ -30,7 +30,7 @@ def drive_until_commit(
 
 
 def finish(program: Program, answer: object) -> None:
-    """Give the last answer (of the settlement, or of the only operation); nothing may be asked after it."""
+    """Give the last answer (of the commit, or of the only operation); nothing may be asked after it."""
     try:
         request = program.send(answer)
     except StopIteration:

@@ -51,7 +51,7 @@ class Step:
         self._arrive((job, resume), finite, None)
 
     def leave(self) -> None:
-        """A program has ended that had nothing to settle."""
+        """A program has ended that had nothing to commit."""
         self._arrive(None, True, None)
 
     def fail(self, error: BaseException) -> None:

@@ -33,7 +33,7 @@ class ProcessGroupExecutor:
         self.rank_info = RankInfo(group.rank(), group.size())
         self.label = "attach"
         self.pace: Pace | None = None
-        self._shortest_meeting = math.inf
+        self._shortest_barrier = math.inf
         self._courier: Courier | None = None
         self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
         self._liveness = Liveness(group, session or group.group_name)
@@ -44,7 +44,7 @@ class ProcessGroupExecutor:
             return op.finite
         begin = time.perf_counter()
         try:
-            end = self._meet(op)
+            end = self._barrier(op)
             answer, cost, length = self._perform(op)
             if end:
                 sleep_until(end)
@@ -99,7 +99,7 @@ class ProcessGroupExecutor:
 
         def carry_out() -> tuple[float, Callable[[], None]]:
             try:
-                end = self._meet(op)
+                end = self._barrier(op)
                 _, cost, length = self._perform(op)
             except RuntimeError as error:
                 failure = self._liveness.diagnose(f"{op.name} of {label}", error)
@@ -120,16 +120,16 @@ class ProcessGroupExecutor:
         self._courier.send(carry_out)
         return future
 
-    def _meet(self, op: Operation) -> float:
+    def _barrier(self, op: Operation) -> float:
         """Under a throttle: wait for all ranks, and say when the operation is over on the link."""
         if self.pace is None or self.rank_info.size == 1:
             return 0.0
         arrived = time.perf_counter()
         self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]).wait()
-        met = time.perf_counter()
-        # The shortest meeting is one that nobody had to wait for: what it takes is not part of the operation.
-        self._shortest_meeting = min(self._shortest_meeting, met - arrived)
-        begin = met - self._shortest_meeting
+        together = time.perf_counter()
+        # The shortest barrier is one that nobody had to wait for: its time is not part of the operation.
+        self._shortest_barrier = min(self._shortest_barrier, together - arrived)
+        begin = together - self._shortest_barrier
         return self.pace.end_of(shares_of(op, self.rank_info, self._cost_of), begin)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Worker processes on this machine, joined by gloo: for demos, benchmarks and tests.
 
-They meet on loopback or, if hosts of the lab are given, each in a network namespace of its own.
+They are joined on loopback or, if hosts of the lab are given, each in a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def start_local(
         raise ConfigError(f"{workers} workers need as many hosts, not {len(hosts)}")
     context = multiprocessing.get_context("forkserver")
     # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
-    context.set_forkserver_preload(["thinwire", "torch._dynamo", "numba"])
+    context.set_forkserver_preload(["thinwire.hosts.attach", "torch._dynamo", "numba"])
     # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it. Hosts
     # have no way to the parent, and what they say in a file is not counted on their interfaces.
     store = None if hosts else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -135,7 +135,7 @@ def start_local(
                     function,
                     rank,
                     workers,
-                    _Meeting(
+                    _Rendezvous(
                         store.port if store else 0,
                         f"{folder.name}/store" if folder else None,
                         hosts[rank] if hosts else None,
@@ -174,7 +174,7 @@ def _ended(process: Any, seconds: float | None) -> bool:
         return not process.is_alive()
 
 
-class _Meeting(NamedTuple):
+class _Rendezvous(NamedTuple):
     """Where the workers find the store: a port on loopback or, from inside of hosts, a file."""
 
     port: int
@@ -223,7 +223,7 @@ def _main(
     function: Callable[..., Any],
     rank: int,
     size: int,
-    meeting: _Meeting,
+    rendezvous: _Rendezvous,
     group_timeout: float,
     line: Connection,
     args: tuple[object, ...],
@@ -231,9 +231,9 @@ def _main(
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     try:
-        if meeting.host is not None:
-            meeting.host.enter()
-        store = meeting.store()
+        if rendezvous.host is not None:
+            rendezvous.host.enter()
+        store = rendezvous.store()
         timeout = timedelta(seconds=group_timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         value = function(Worker(rank, size, line), *args)

@@ -43,13 +43,13 @@ class Round:
 class Job:
     """What a driver runs in one go, a DDP bucket as a rule.
 
-    After the last round it works for `closing` seconds; if it `settles`, it then waits for the rest of the
+    After the last round it works for `closing` seconds; if it `commits`, it then waits for the rest of the
     step and works for another `finish` seconds.
     """
 
     rounds: tuple[Round, ...]
     closing: float
-    settles: bool
+    commits: bool
     finish: float
 
     @property
@@ -73,9 +73,9 @@ class Mirror:
         self._broadcast: torch.Tensor | None = None
 
     def run(self, program: Program, *, to_the_end: bool = True) -> Job:
-        """The rounds of the program; with `to_the_end=False` it is left at its settlement."""
+        """The rounds of the program; with `to_the_end=False` it stops before its commit."""
         rounds: list[Round] = []
-        closing, settles = 0.0, False
+        closing, commits = 0.0, False
         answer: object = None
         try:
             while True:
@@ -84,12 +84,12 @@ class Mirror:
                     request = program.send(answer)
                 except StopIteration:
                     rest = time.perf_counter() - began
-                    return Job(tuple(rounds), closing if settles else rest, settles, rest if settles else 0.0)
+                    return Job(tuple(rounds), closing if commits else rest, commits, rest if commits else 0.0)
                 work = time.perf_counter() - began
                 if isinstance(request, frames.Commit):
                     if not to_the_end:
                         return Job(tuple(rounds), work, True, 0.0)
-                    closing, settles, answer = work, True, request.finite
+                    closing, commits, answer = work, True, request.finite
                     continue
                 cost, length = cost_on_gloo(request, self.rank_info)
                 rounds.append(Round(request.name, work, length, cost.sent, cost.received, cost.hops))

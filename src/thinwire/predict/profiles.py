@@ -216,7 +216,7 @@ def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
             rounds.append(replace(z, work=on(x.work, y.work, grows)))
             grows = z.operation in GROWING
         closing, finish = on(a.closing, b.closing, grows), on(a.finish, b.finish, grows)
-        return Job(tuple(rounds), closing, b.settles, finish)
+        return Job(tuple(rounds), closing, b.commits, finish)
 
     steps = tuple(
         tuple(job(*three) for three in zip(*jobs, strict=True))
@@ -356,7 +356,7 @@ def _median(same: Sequence[Job]) -> Job:
         for number, each in enumerate(last.rounds)
     )
     pick: Callable[[str], float] = lambda name: _middle([getattr(job, name) for job in same])  # noqa: E731
-    return Job(rounds, pick("closing"), last.settles, pick("finish"))
+    return Job(rounds, pick("closing"), last.commits, pick("finish"))
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -99,7 +99,7 @@ class _Step:
         yield _Segment("cpu", self.compute.rest)
 
     def _lane(self, numbers: range) -> _Thread:
-        """First the rounds of all jobs, then what they do once the step is settled."""
+        """First the rounds of all jobs, then what they do once the step is committed."""
         for number in numbers:
             job = self.jobs[number]
             yield lambda number=number: self.ready[number]
@@ -108,9 +108,9 @@ class _Step:
                 yield from self._operation(each)
             yield _Segment("cpu", job.closing)
             self.communicated[number] = True
-            self.done[number] = not job.settles
+            self.done[number] = not job.commits
         for number in numbers:
-            if self.jobs[number].settles:
+            if self.jobs[number].commits:
                 yield lambda: all(self.communicated)
                 yield _Segment("cpu", self.jobs[number].finish)
                 self.done[number] = True

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
+from thinwire import log
 from thinwire.averaging.base import Schedule
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
@@ -16,6 +19,7 @@ from thinwire.net.link import Links
 from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 
 States = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -26,6 +30,27 @@ class BaseSession(ABC):
 
     engine: Engine
     """Plans, states and programs, for hosts and drivers."""
+
+    def start(
+        self,
+        process_group: dist.ProcessGroup | None,
+        rank_info: RankInfo | None,
+        *,
+        lanes: int = 1,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """Compile the kernels and join the group; with `rank_info` a driver runs this rank instead."""
+        exchanges = self.engine.exchanges
+        if rank_info is None:
+            on_cpu = all(tensor.device.type == "cpu" for tensor in self.engine.parameters.values())
+            prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
+            self.engine.open(process_group, lanes)
+        else:
+            self.engine.rank_info = rank_info
+        if self.rank_info.rank == 0:
+            for warning in (*warnings, *(exchange.warning for exchange in exchanges)):
+                if warning is not None:
+                    log.warning("%s", warning)
 
     # -- what it is and what it costs ------------------------------------------------------------------
 

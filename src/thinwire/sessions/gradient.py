@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire import log
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
@@ -20,7 +19,6 @@ from thinwire.sessions import checkpoint
 from thinwire.sessions.base import BaseSession, States
 from thinwire.sessions.histogram import Histogram, measure
 from thinwire.sessions.optimizer_checks import check_optimizer
-from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 from thinwire.sessions.same_batch import stale_gradients
 
@@ -83,19 +81,11 @@ class Session(BaseSession):
         self._reconciled = 0
         self._replicas = Replicas(parameters, optimizer)
         warnings = check_optimizer(exchanges, optimizer)
-        warnings += [exchange.warning for exchange in exchanges if exchange.warning is not None]
         if self._reconcile_every is not None:
             warnings.append(
                 f"replicas drift; their parameters are averaged, dense, every {self._reconcile_every} steps"
             )
-        if rank_info is None:
-            on_cpu = all(tensor.device.type == "cpu" for tensor in parameters.values())
-            prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
-            self.engine.open(process_group, lanes)
-        else:
-            self.engine.rank_info = rank_info
-        for warning in warnings if self.rank_info.rank == 0 else ():
-            log.warning("%s", warning)
+        self.start(process_group, rank_info, lanes=lanes, warnings=warnings)
 
     @property
     def method(self) -> Exchange:

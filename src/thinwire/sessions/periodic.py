@@ -27,7 +27,6 @@ from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import periodic_checkpoint
 from thinwire.sessions.base import BaseSession, States
 from thinwire.sessions.checkpoint import OnResize
-from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 
 
@@ -92,16 +91,7 @@ class PeriodicSession(BaseSession):
         self._streams = LaneStreams()
         self._lanes: Lanes | None = None
         self._announced = False
-        if rank_info is None:
-            on_cpu = all(block.layout.device.type == "cpu" for block in self.blocks)
-            loud = dist.is_initialized() and dist.get_rank() == 0
-            prepare_for(self.engine.exchanges if on_cpu else (), loud=loud)
-            self.engine.open(process_group)
-        else:
-            self.engine.rank_info = rank_info
-        for exchange in self.engine.exchanges:
-            if exchange.warning is not None and self.rank_info.rank == 0:
-                log.warning("%s", exchange.warning)
+        self.start(process_group, rank_info)
         for fragment in self.fragments:
             self.engine.make_states(fragment.layouts)
         if self.engine.executors:

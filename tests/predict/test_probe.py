@@ -33,7 +33,7 @@ class Clock:
 @pytest.mark.parametrize("link", [Link(1e-3, 1.25e6), Link(1e-5, 1.25e7), Link(1e-4, 1.25e9)])
 def test_a_known_link_is_found(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(link, 4)
-    monkeypatch.setattr("thinwire.probing.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("thinwire.predict.probe.time.perf_counter", lambda: clock.now)
     found = measure(clock.execute, clock.rank_info, torch.device("cpu"))
     assert found.bandwidth == pytest.approx(link.bandwidth, rel=0.01)
     assert found.latency == pytest.approx(link.latency, rel=0.02)

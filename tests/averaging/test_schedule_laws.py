@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import thinwire
+import thinwire.averaging
+from tests.averaging.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed
 from tests.hosts.common import batch, flat, mlp
 from tests.laws.cohort import same_state
-from tests.schedules.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed
 from thinwire import Session, list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
 from thinwire.methods.registry import to_json
@@ -175,7 +176,7 @@ def test_every_schedule_is_registered_exported_and_documented() -> None:
     assert not set(list_schedules()) & set(list_methods())
     for name, cls in list_schedules().items():
         assert cls().name == name
-        assert getattr(thinwire, cls.__name__) is cls
+        assert getattr(thinwire.averaging, cls.__name__) is cls
         assert "Example:" in (cls.__doc__ or "")
 
 
@@ -249,7 +250,7 @@ def test_an_exchange_inside_sees_what_it_would_see_alone() -> None:
             cohort.meet()
         pairs = [session.engine.views(change) for session, change in zip(alone, changes, strict=True)]
         for session in alone:
-            session.step = meeting
+            session.engine.step = meeting
         kept = cohort.driver.run(
             [s.engine.program(views) for s, (_, views) in zip(alone, pairs, strict=True)]
         )

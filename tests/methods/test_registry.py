@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 import thinwire
+import thinwire.methods
 from thinwire import ConfigError, list_methods, parse
 from thinwire.core import Exchange, Traits
 

@@ -199,7 +199,7 @@ class _TalksAfterSettling(Exchange):
         return 0
 
 
-def test_talking_after_settlement_is_refused_by_the_blocking_driver() -> None:
+def test_an_operation_after_the_commit_is_refused_by_the_blocking_driver() -> None:
     from thinwire.drivers import Blocking
     from thinwire.sessions.gradient import Session
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_kernel_bytes import measure
+from tests.net.test_kernel_bytes import measure
 from thinwire.tools.lab import namespaces
 
 STEPS = 16

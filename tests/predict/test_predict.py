@@ -25,7 +25,7 @@ def in_lockstep(method: str, size: int) -> tuple[dict[str, int], int]:
     rng = torch.Generator().manual_seed(0)
     gradients = {name: torch.randn(math.prod(s), generator=rng).view(s) for name, s in SHAPES.items()}
     for session in cohort.sessions:
-        session.step = 1_000_000 - 1_000_000 % size
+        session.engine.step = 1_000_000 - 1_000_000 % size
     cohort.average([{name: g.clone() for name, g in gradients.items()} for _ in range(size)])
     meters = cohort.driver.meters
     kinds = {name: tally.operations for name, tally in meters[0].by_operation.items()}
@@ -101,8 +101,8 @@ def test_buckets_are_cut_as_ddp_cuts_them() -> None:
 FREE = Link(latency=0.0, bandwidth=costs.TCP_FRAMING)  # one byte of payload a second
 
 
-def job(*rounds: tuple[float, int], closing: float = 0.0, settles: bool = False, finish: float = 0.0) -> Job:
-    return Job(tuple(Round("all_reduce", w, b, b, b, 0) for w, b in rounds), closing, settles, finish)
+def job(*rounds: tuple[float, int], closing: float = 0.0, commits: bool = False, finish: float = 0.0) -> Job:
+    return Job(tuple(Round("all_reduce", w, b, b, b, 0) for w, b in rounds), closing, commits, finish)
 
 
 def clock(jobs: list[Job], driver: timeline.Driver, cores: float = math.inf, compute: float = 0.0) -> float:
@@ -131,8 +131,8 @@ def test_one_core_works_on_one_thing_at_a_time() -> None:
     assert clock(two, "lanes", cores=1, compute=10) == pytest.approx(20)
 
 
-def test_what_settles_waits_for_the_last_bucket() -> None:
-    jobs = [job((0, 1), settles=True, finish=2), job((0, 9), settles=True, finish=2)]
+def test_what_commits_waits_for_the_last_bucket() -> None:
+    jobs = [job((0, 1), commits=True, finish=2), job((0, 9), commits=True, finish=2)]
     assert clock(jobs, "lanes") == pytest.approx(12)
     assert clock([job((0, 1), closing=2), job((0, 9), closing=2)], "lanes") == pytest.approx(12)
 

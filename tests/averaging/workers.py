@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from tests.averaging.cohort import Cohort, normed, sgd
 from tests.hosts.common import batch, flat, loaded_together, mlp
-from tests.schedules.cohort import Cohort, normed, sgd
 from thinwire.net.launch import Worker
 from thinwire.net.liveness import GRACE_SECONDS
 

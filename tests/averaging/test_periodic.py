@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import thinwire
+from tests.averaging.cohort import Cohort, adam, equal_parameters, normed
 from tests.hosts.common import batch, flat
-from tests.schedules.cohort import Cohort, adam, equal_parameters, normed
 from thinwire import ConfigError, StateError, parse
 from thinwire.averaging import LocalSGD
 from thinwire.averaging.clock import Clock
@@ -226,7 +226,7 @@ def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(cap
         cohort.train(range(6, 10))
         assert all(torch.isfinite(flat(model)).all() for model in cohort.models)
         assert equal_parameters(cohort.models[0], cohort.models[1])
-        assert "the meeting after step 6 is dropped" in caplog.text
+        assert "the sync round after step 6 is aborted" in caplog.text
 
 
 def test_sync_between_meetings_starts_a_new_cycle_and_is_idle_where_all_are_equal() -> None:
@@ -301,9 +301,7 @@ def test_bad_options_get_helpful_errors(text: str, message: str) -> None:
 
 def test_a_schedule_is_not_an_exchange() -> None:
     for entry in (parse_exchange, lambda method: thinwire.Session([("w", torch.zeros(3))], method)):
-        with pytest.raises(
-            ConfigError, match="pqasgd averages parameters periodically"
-        ):
+        with pytest.raises(ConfigError, match="pqasgd averages parameters periodically"):
             entry("pqasgd")
 
 
@@ -345,9 +343,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
         "sync_rounds is True": lambda s: s.update(sync_rounds=True),
         "anchors lacks": lambda s: s["anchors"].pop(first),
         "anchors of": lambda s: s["anchors"].update({first: torch.zeros(3)}),
-        "velocities has .x., which": lambda s: s["velocities"].update(
-            x=torch.zeros(1)
-        ),
+        "velocities has .x., which": lambda s: s["velocities"].update(x=torch.zeros(1)),
         "buffers of": lambda s: s["buffers"].update({"norm.running_mean": torch.zeros(2)}),
         "replica of": lambda s: s["replica"].update({first: torch.zeros(3)}),
         "optimizer is not the state of an optimizer": lambda s: s.update(optimizer=3),

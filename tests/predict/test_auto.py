@@ -58,7 +58,7 @@ def decide(worker: Worker, link: str) -> dict[str, object]:
         "kept bytes": session.meter.sent_bytes > dense_bytes > 0,
         "steps": session.meter.steps,
         "parameters": flat(model),
-        "link": session.engine.link,
+        "link": session.link,
     }
     session.detach()
     return result

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import thinwire
-from tests.schedules import workers
-from tests.schedules.cohort import CONFIGURATIONS
+from tests.averaging import workers
+from tests.averaging.cohort import CONFIGURATIONS
 from thinwire.net.launch import Outcome, run_local, start_local
 from thinwire.net.liveness import GRACE_SECONDS
 
@@ -17,7 +17,7 @@ SLACK = 6.0
 @pytest.fixture(scope="module", autouse=True)
 def compiled_kernels() -> None:
     """Here, once, and not in the workers against the clock of a process group."""
-    from tests.schedules.cohort import Cohort
+    from tests.averaging.cohort import Cohort
 
     for method in CONFIGURATIONS:
         cohort = Cohort(method, 2)
