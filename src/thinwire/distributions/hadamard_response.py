@@ -23,7 +23,7 @@ from thinwire.distributions.protocol import (
     visits,
 )
 from thinwire.errors import ConfigError
-from thinwire.kernels._random import SPLIT_STEP, mix64
+from thinwire.kernels.generator import SPLIT_STEP, mix64
 
 
 def check_epsilon(epsilon: float) -> None:

@@ -21,7 +21,7 @@ from thinwire.distributions.protocol import (
     probabilities,
 )
 from thinwire.errors import ConfigError
-from thinwire.kernels._random import mix64
+from thinwire.kernels.generator import mix64
 
 MOST_BITS = 8
 # Additions the decoder may need: some fifteen seconds on one core.

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError, PayloadError, PeerError, ThinwireError
-from thinwire.kernels._random import mix64
 from thinwire.kernels.cpu import grid
+from thinwire.kernels.generator import mix64
 from thinwire.log import warn
 from thinwire.net.meter import Meter
 from thinwire.server import quantiser

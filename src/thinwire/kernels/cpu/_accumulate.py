@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu import _pool, _scratch
+from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._collect import TILE, collect_tile, count_tile
 from thinwire.kernels.cpu._jit import F32, F64, I32, kernel
+from thinwire.kernels.cpu._memory import scratch_tensor
 from thinwire.kernels.cpu._simd import LANES, accumulate64, accumulate_keeping64, lowest_bit
-from thinwire.kernels.cpu._source import WIDEN, view
 from thinwire.kernels.cpu._sums import tile_moments
+from thinwire.kernels.cpu._tensors import WIDEN, view
 
 T = TypeVar("T")
 _ONE = np.uint64(1)
@@ -180,7 +181,7 @@ def run(residual: Tensor, grad: Tensor, undo: Tensor | None, work: Step[T]) -> l
     n = residual.numel()
     if direct(grad):
         return _pool.run_cuts(lambda lo, hi: views(lo, hi, grad[lo:hi]), _pool.cuts(n))
-    scratch = _scratch.float32("widened gradient", min(n, WIDEN))
+    scratch = scratch_tensor("widened gradient", min(n, WIDEN))
     results: list[T] = []
     for lo in range(0, n, WIDEN):
         hi = min(lo + WIDEN, n)

@@ -11,7 +11,27 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from thinwire.kernels.cpu._lanes import BITS, FLOATS, INTS, LANES, MASK, constant, lanes_at, load, splat
+from thinwire.kernels.cpu._lanes import (
+    BITS,
+    FLOATS,
+    INTS,
+    LANES,
+    MASK,
+    constant,
+    lanes_at,
+    load,
+    shuffled,
+    splat,
+)
+
+
+def _magnitude(builder, floats):
+    return builder.and_(builder.bitcast(floats, INTS), constant(INTS, 0x7FFFFFFF))
+
+
+def _above(builder, floats, bits):
+    above = builder.icmp_signed(">", _magnitude(builder, floats), splat(builder, bits, INTS))
+    return builder.bitcast(above, MASK)
 
 
 @intrinsic
@@ -22,10 +42,7 @@ def above64(typingctx, array, offset, bits):
     """
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[0], args[0], args[1], INTS)
-        magnitude = builder.and_(lanes, constant(INTS, 0x7FFFFFFF))
-        above = builder.icmp_signed(">", magnitude, splat(builder, args[2], INTS))
-        return builder.bitcast(above, MASK)
+        return _above(builder, load(context, builder, signature.args[0], args[0], args[1], FLOATS), args[2])
 
     return types.uint64(array, types.intp, types.int32), codegen
 
@@ -35,17 +52,11 @@ def equal64(typingctx, array, offset, bits):
     """equal64(float32 array, offset, int32 bits) -> uint64: lane j is set if |array[offset + j]| == bits."""
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[0], args[0], args[1], INTS)
-        magnitude = builder.and_(lanes, constant(INTS, 0x7FFFFFFF))
-        equal = builder.icmp_signed("==", magnitude, splat(builder, args[2], INTS))
+        lanes = load(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        equal = builder.icmp_signed("==", _magnitude(builder, lanes), splat(builder, args[2], INTS))
         return builder.bitcast(equal, MASK)
 
     return types.uint64(array, types.intp, types.int32), codegen
-
-
-def _above(builder, floats, bits):
-    magnitude = builder.and_(builder.bitcast(floats, INTS), constant(INTS, 0x7FFFFFFF))
-    return builder.bitcast(builder.icmp_signed(">", magnitude, splat(builder, bits, INTS)), MASK)
 
 
 @intrinsic
@@ -110,13 +121,12 @@ def _signed_sums64(pack):
     """
     doubles = ir.VectorType(ir.DoubleType(), 16)
     floats = ir.VectorType(ir.FloatType(), 16)
-    zero = ir.Constant(floats, [0.0] * 16)
+    zero = constant(floats, 0.0)
 
     @intrinsic
     def signed_sums64(typingctx, x, blocks, row, words):
         def codegen(context, builder, signature, args):
-            nothing = ir.Constant(doubles, [0.0] * 16)
-            totals = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
+            totals = [cgutils.alloca_once_value(builder, constant(doubles, 0.0)) for _ in range(2)]
             count = cgutils.alloca_once_value(builder, ir.Constant(MASK, 0))
             with cgutils.for_range(builder, args[1]) as loop:
                 at = builder.mul(loop.index, ir.Constant(loop.index.type, LANES))
@@ -124,8 +134,7 @@ def _signed_sums64(pack):
                 positive = builder.fcmp_ordered(">=", lanes, constant(FLOATS, 0.0))
                 mask = builder.bitcast(positive, MASK)
                 for first in range(0, LANES, 16):
-                    order = ir.Constant(ir.VectorType(ir.IntType(32), 16), list(range(first, first + 16)))
-                    part = builder.shuffle_vector(lanes, lanes, order)
+                    part = shuffled(builder, lanes, lanes, list(range(first, first + 16)))
                     plus = builder.fcmp_ordered(">=", part, zero)
                     chosen = builder.select(plus, part, zero), builder.select(plus, zero, part)
                     for total, values in zip(totals, chosen, strict=True):

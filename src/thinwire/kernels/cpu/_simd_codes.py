@@ -10,8 +10,19 @@ from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
-from thinwire.kernels._random import MIX_A, MIX_B
-from thinwire.kernels.cpu._lanes import BITS, FLOATS, INTS, LANES, MASK, constant, lanes_at, load, splat
+from thinwire.kernels.cpu._lanes import (
+    BITS,
+    FLOATS,
+    INTS,
+    LANES,
+    MASK,
+    constant,
+    lanes_at,
+    load,
+    shuffled,
+    splat,
+)
+from thinwire.kernels.generator import MIX_A, MIX_B
 
 _I8, _I32 = ir.IntType(8), ir.IntType(32)
 _WORDS = ir.VectorType(_I32, 16)
@@ -21,24 +32,6 @@ _HALF_FLOATS = ir.VectorType(ir.FloatType(), LANES // 2)
 
 # A float of this value has a fraction of whole numbers: a code set into its bits is a code added to it.
 _BASE, _BASE_BITS = 2.0**23, 0x4B000000
-
-
-def _filled(vector, value):
-    return ir.Constant(vector, [value] * vector.count)
-
-
-def _shuffled(builder, first, second, order):
-    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_I32, len(order)), order))
-
-
-def _spread(builder, scalar, vector):
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
-    return _shuffled(builder, one, ir.Constant(vector, ir.Undefined), [0] * vector.count)
-
-
-def _byte_pointer(context, builder, array_type, array, offset, vector):
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(cgutils.gep_inbounds(builder, data, offset), vector.as_pointer())
 
 
 # Decoding
@@ -55,7 +48,7 @@ def _code_words(builder, pointer, bits):
     loaded = builder.load(builder.bitcast(pointer, few.as_pointer()), align=1)
     if groups == 1:
         return loaded
-    words = _shuffled(builder, loaded, loaded, [lane % count for lane in range(16)])
+    words = shuffled(builder, loaded, loaded, [lane % count for lane in range(16)])
     return builder.lshr(words, ir.Constant(_WORDS, [bits * (lane // count) for lane in range(16)]))
 
 
@@ -68,13 +61,13 @@ def _in_order(builder, parts, bits):
     for e in range(32):
         word, byte, group = e // (2 * groups), e // groups % 2, e % groups
         pair.append(byte * 16 + group * count + word)
-    low = _shuffled(builder, parts[0], parts[1], pair)
-    high = _shuffled(builder, parts[2], parts[3], pair)
+    low = shuffled(builder, parts[0], parts[1], pair)
+    high = shuffled(builder, parts[2], parts[3], pair)
     order = []
     for e in range(LANES):
         run, within = e // (2 * groups), e % (2 * groups)
         order.append(run % 2 * 32 + run // 2 * 2 * groups + within)
-    return _shuffled(builder, low, high, order)
+    return shuffled(builder, low, high, order)
 
 
 def _decoded(builder, words, bits, step, s):
@@ -84,14 +77,14 @@ def _decoded(builder, words, bits, step, s):
     it together with the subtraction.
     """
     values = []
-    for half in (words, builder.lshr(words, _filled(_WORDS, 16))):
+    for half in (words, builder.lshr(words, constant(_WORDS, 16))):
         for place in (0, 8):
-            code = builder.and_(half, _filled(_WORDS, ((1 << bits) - 1) << place))
-            lanes = builder.bitcast(builder.or_(code, _filled(_WORDS, _BASE_BITS)), _SIXTEEN)
+            code = builder.and_(half, constant(_WORDS, ((1 << bits) - 1) << place))
+            lanes = builder.bitcast(builder.or_(code, constant(_WORDS, _BASE_BITS)), _SIXTEEN)
             if place:
-                lanes = builder.fmul(lanes, _filled(_SIXTEEN, 2.0**-place), flags=("contract",))
-            lanes = builder.fsub(lanes, _filled(_SIXTEEN, _BASE / 2.0**place + s), flags=("contract",))
-            values.append(builder.fmul(lanes, _spread(builder, step, _SIXTEEN)))
+                lanes = builder.fmul(lanes, constant(_SIXTEEN, 2.0**-place), flags=("contract",))
+            lanes = builder.fsub(lanes, constant(_SIXTEEN, _BASE / 2.0**place + s), flags=("contract",))
+            values.append(builder.fmul(lanes, splat(builder, step, _SIXTEEN)))
     return values
 
 
@@ -102,7 +95,7 @@ def _looked_up(builder, pointer, bits, step, s):
     for 2 bits the table repeats itself. Each vector of 4-bit codes comes as 0, 8, 1, 9, ...
     """
     entries = ir.Constant(_SIXTEEN, [float(j % (1 << bits) - s) for j in range(16)])
-    table = builder.fmul(entries, _spread(builder, step, _SIXTEEN))
+    table = builder.fmul(entries, splat(builder, step, _SIXTEEN))
     chunk = ir.IntType(16 * bits)
     lanes = ir.VectorType(chunk, 32 // bits)
     kind = ir.FunctionType(_SIXTEEN, [_SIXTEEN, _WORDS])
@@ -110,7 +103,7 @@ def _looked_up(builder, pointer, bits, step, s):
     values = []
     for part in range(4):
         at = builder.gep(builder.bitcast(pointer, chunk.as_pointer()), [ir.Constant(_I32, part)])
-        codes = _spread(builder, builder.load(at, align=1), lanes)
+        codes = splat(builder, builder.load(at, align=1), lanes)
         codes = builder.lshr(codes, ir.Constant(lanes, [bits * j for j in range(lanes.count)]))
         values.append(builder.call(lookup, [table, builder.bitcast(codes, _WORDS)]))
     return values
@@ -118,9 +111,9 @@ def _looked_up(builder, pointer, bits, step, s):
 
 def _lookup_in_order(builder, parts, bits):
     if bits == 4:
-        parts = [_shuffled(builder, part, part, [*range(0, 16, 2), *range(1, 16, 2)]) for part in parts]
-    first, second = (_shuffled(builder, a, b, list(range(32))) for a, b in (parts[:2], parts[2:]))
-    return _shuffled(builder, first, second, list(range(64)))
+        parts = [shuffled(builder, part, part, [*range(0, 16, 2), *range(1, 16, 2)]) for part in parts]
+    first, second = (shuffled(builder, a, b, list(range(32))) for a, b in (parts[:2], parts[2:]))
+    return shuffled(builder, first, second, list(range(64)))
 
 
 def _has_tables():
@@ -137,7 +130,7 @@ def sum_decoded64(bits, tables):
     out = factor * sum over workers of (code - s) * step, the same bits with `tables` as without.
     """
     s = (1 << (bits - 1)) - 1
-    zero = constant(FLOATS, 0.0) if bits == 1 else _filled(_SIXTEEN, 0.0)
+    zero = constant(FLOATS, 0.0) if bits == 1 else constant(_SIXTEEN, 0.0)
 
     def decoded(builder, pointer, step):
         if bits == 1:
@@ -189,7 +182,7 @@ def _add_decoded64(bits):
     @intrinsic
     def add_decoded64(typingctx, last, at, packed, byte, step, radius):
         def codegen(context, builder, signature, args):
-            source = _byte_pointer(context, builder, signature.args[2], args[2], args[3], _I8)
+            source = lanes_at(context, builder, signature.args[2], args[2], args[3], _I8)
             if bits == 1:
                 mask = builder.load(builder.bitcast(source, MASK.as_pointer()), align=1)
                 value = builder.select(
@@ -224,12 +217,12 @@ def _clipped(builder, lanes, low, high):
 
 
 def _even_and_odd(builder, lanes):
-    return [_shuffled(builder, lanes, lanes, list(range(first, LANES, 2))) for first in (0, 1)]
+    return [shuffled(builder, lanes, lanes, list(range(first, LANES, 2))) for first in (0, 1)]
 
 
 def _packed_pairs(builder, even, odd, bits):
     """The codes of entries 0, 2, ... and 1, 3, ..., a word each, as 8 * bits bytes."""
-    pairs = builder.or_(even, builder.shl(odd, _filled(_HALF, bits)))
+    pairs = builder.or_(even, builder.shl(odd, constant(_HALF, bits)))
     if bits == 8:
         return builder.trunc(pairs, ir.VectorType(ir.IntType(16), 32))
     packed = builder.trunc(pairs, ir.VectorType(_I8, 32))
@@ -237,26 +230,26 @@ def _packed_pairs(builder, even, odd, bits):
         two = ir.VectorType(ir.IntType(16), 16)
         pairs = builder.bitcast(packed, two)
         packed = builder.trunc(
-            builder.or_(pairs, builder.lshr(pairs, _filled(two, 4))), ir.VectorType(_I8, 16)
+            builder.or_(pairs, builder.lshr(pairs, constant(two, 4))), ir.VectorType(_I8, 16)
         )
     return packed
 
 
 def _random_words(builder, counter, key):
     """32 consecutive words of the shared generator."""
-    h = builder.add(_spread(builder, counter, _HALF), ir.Constant(_HALF, list(range(32))))
-    h = builder.xor(h, builder.lshr(h, _filled(_HALF, 16)))
-    h = builder.mul(h, _filled(_HALF, MIX_A))
-    h = builder.xor(builder.xor(h, builder.lshr(h, _filled(_HALF, 15))), _spread(builder, key, _HALF))
-    h = builder.mul(h, _filled(_HALF, MIX_B))
-    return builder.xor(h, builder.lshr(h, _filled(_HALF, 16)))
+    h = builder.add(splat(builder, counter, _HALF), ir.Constant(_HALF, list(range(32))))
+    h = builder.xor(h, builder.lshr(h, constant(_HALF, 16)))
+    h = builder.mul(h, constant(_HALF, MIX_A))
+    h = builder.xor(builder.xor(h, builder.lshr(h, constant(_HALF, 15))), splat(builder, key, _HALF))
+    h = builder.mul(h, constant(_HALF, MIX_B))
+    return builder.xor(h, builder.lshr(h, constant(_HALF, 16)))
 
 
 def _one_to_two(builder, words):
     """1 + half / 2^16 of the low halves and of the high ones."""
-    low = builder.shl(builder.and_(words, _filled(_HALF, 0xFFFF)), _filled(_HALF, 7))
-    high = builder.and_(builder.lshr(words, _filled(_HALF, 9)), _filled(_HALF, 0xFFFF << 7))
-    one = _filled(_HALF, 0x3F800000)
+    low = builder.shl(builder.and_(words, constant(_HALF, 0xFFFF)), constant(_HALF, 7))
+    high = builder.and_(builder.lshr(words, constant(_HALF, 9)), constant(_HALF, 0xFFFF << 7))
+    one = constant(_HALF, 0x3F800000)
     return [builder.bitcast(builder.or_(half, one), _HALF_FLOATS) for half in (low, high)]
 
 
@@ -278,7 +271,7 @@ def _encode64(bits):
                 order = [j // 2 + j % 2 * 32 for j in range(LANES)]
                 chance = builder.fmul(builder.fadd(lanes, constant(FLOATS, 1.0)), constant(FLOATS, 0.5))
                 chance = builder.fadd(chance, splat(builder, args[3], FLOATS))
-                below = builder.fcmp_ordered("<", _shuffled(builder, random[0], random[1], order), chance)
+                below = builder.fcmp_ordered("<", shuffled(builder, random[0], random[1], order), chance)
                 code = builder.bitcast(below, MASK)
             else:
                 lanes = builder.fadd(lanes, splat(builder, args[3], FLOATS))
@@ -287,7 +280,7 @@ def _encode64(bits):
                     for half, r in zip(_even_and_odd(builder, lanes), random, strict=True)
                 )
                 code = _packed_pairs(builder, even, odd, bits)
-            target = _byte_pointer(context, builder, signature.args[6], args[6], args[7], code.type)
+            target = lanes_at(context, builder, signature.args[6], args[6], args[7], code.type)
             builder.store(code, target, align=1)
             return context.get_dummy_value()
 
@@ -326,7 +319,7 @@ def _encode_difference64(bits):
             else:
                 even, odd = _even_and_odd(builder, codes)
                 code = _packed_pairs(builder, even, odd, bits)
-            target = _byte_pointer(context, builder, signature.args[6], args[6], args[7], code.type)
+            target = lanes_at(context, builder, signature.args[6], args[6], args[7], code.type)
             builder.store(code, target, align=1)
             with builder.if_then(args[5]):
                 move = builder.fmul(builder.sitofp(codes, FLOATS), splat(builder, args[4], FLOATS))

@@ -7,10 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import TINY_STEP
 from thinwire.kernels.cpu import _pool
-from thinwire.kernels.cpu._codes import TILE, pack_tile, unpack_tile
-from thinwire.kernels.cpu._encode import scale_from_bits
+from thinwire.kernels.cpu._codes import TILE, pack_tile, scale_from_bits, unpack_tile
 from thinwire.kernels.cpu._jit import F32, F64, U8, kernel
 from thinwire.kernels.cpu._simd import LANES, bits_of
 from thinwire.kernels.cpu._simd_codes import (
@@ -23,8 +21,9 @@ from thinwire.kernels.cpu._simd_codes import (
     encode_difference64_4bit,
     encode_difference64_8bit,
 )
-from thinwire.kernels.cpu._source import Source, view
-from thinwire.kernels.cpu._sums import tile_sums
+from thinwire.kernels.cpu._sums import rows_for, tile_sums, total_of
+from thinwire.kernels.cpu._tensors import Source, view
+from thinwire.kernels.reference.laq import TINY_STEP
 
 T = TypeVar("T")
 
@@ -189,15 +188,15 @@ def laq_norms(grad: Tensor, last: Tensor, packed: Tensor, radius: float, bits: i
     step, codes = _step(r, bits), packed.numpy()
 
     def work(g: F32, q: F32, lo: int) -> F64:
-        rows = np.zeros((-(-len(q) // _pool.GRAIN), 2), np.float64)
+        rows = rows_for(q, 2)
         mine = codes[lo * bits // 8 : ((lo + len(q)) * bits + 7) // 8]
         norms_range(g, q, mine, r, step, bits, _pool.GRAIN, rows)
         return rows
 
     if last.numel() == 0:
         return 0.0, 0.0
-    innovation, error = np.add.accumulate(np.concatenate(_run(grad, last, work)))[-1]
-    return float(innovation), float(error)
+    innovation, error = total_of(_run(grad, last, work))
+    return innovation, error
 
 
 def _run(grad: Tensor, last: Tensor, work: Callable[[F32, F32, int], T]) -> list[T]:

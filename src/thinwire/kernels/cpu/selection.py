@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu import _collect, _pool, _scratch
+from thinwire.kernels.cpu import _collect, _pool
 from thinwire.kernels.cpu._exact import keep_largest, kth_magnitude, radix_topk
 from thinwire.kernels.cpu._jit import F32, I32, kernel
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._memory import scratch_array
+from thinwire.kernels.cpu._tensors import Source
 
 # A sample takes runs of one cache line, which costs as much as single entries.
 _RUN = 16
@@ -90,7 +91,7 @@ def guess_threshold(source: Source, k: int) -> tuple[int, int] | None:
 
 def _sample(source: Source, runs: int) -> F32:
     stride = source.numel // runs
-    out = _scratch.array("sample", np.float32, runs * _RUN)
+    out = scratch_array("sample", np.float32, runs * _RUN)
     if source.direct:
         take_runs(*source.views(0, source.numel), stride, out)
         return out

@@ -1,12 +1,37 @@
-"""Stochastic b-bit quantisation in plain torch."""
+"""Stochastic b-bit quantisation in plain torch, and the grid: how codes, scales and values relate."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import CENTRE, LARGEST, TINY_BOOST, TINY_SCALE, buckets, levels, shift
-from thinwire.kernels.reference._random import one_to_two
+from thinwire.kernels.generator import one_to_two
+
+NORMS = ("max", "l2")
+
+# Below this scale s / scale could overflow, so values are first multiplied by a power of two.
+TINY_SCALE = 2.0**-64
+TINY_BOOST = 2.0**80
+LARGEST = torch.finfo(torch.float32).max
+
+# Rounding adds 1 + r / 2^16, r being 16 random bits, to y + s - 1 and cuts the fraction off. For integer y
+# that is exact in float32, so levels (and zeros) stay what they are. Half a unit of r centres the rounding;
+# 8-bit codes have no bit of precision left for it, and are centred by the rounding of y + s - 1 itself.
+CENTRE = 2.0**-17
+
+
+def shift(bits: int) -> float:
+    """What the rounding adds to a scaled value before its random part."""
+    return levels(bits) - 1.0 + (CENTRE if bits < 8 else 0.0)
+
+
+def levels(bits: int) -> int:
+    """The largest magnitude of a centred code: value = (code - levels) * scale / levels; one bit has none."""
+    return 2 ** (bits - 1) - 1 if bits > 1 else 1
+
+
+def buckets(numel: int, bucket: int) -> int:
+    return (numel + bucket - 1) // bucket
 
 
 def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
