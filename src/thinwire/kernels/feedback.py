@@ -10,6 +10,7 @@ from thinwire.errors import PayloadError
 from thinwire.kernels import check
 from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import feedback as reference
+from thinwire.kernels.reference import gaussian, selection
 from thinwire.kernels.scatter import ascending_in_range
 from thinwire.kernels.selection import checked_threshold
 
@@ -45,19 +46,19 @@ def feedback_threshold(
 def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What `feedback_topk` would select, writing nothing; `commit_feedback` finishes the step."""
     check.residual_and_grad(residual, grad)
-    return dispatch(reference.select_feedback_topk, residual, grad, check.count(k, residual.numel()))
+    return dispatch(selection.topk, residual, grad, check.count(k, residual.numel()))
 
 
 def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What `feedback_gaussiank` would select, writing nothing."""
     check.residual_and_grad(residual, grad)
-    return dispatch(reference.select_feedback_gaussiank, residual, grad, check.count(k, residual.numel()))
+    return dispatch(gaussian.gaussiank, residual, grad, check.count(k, residual.numel()))
 
 
 def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """What `feedback_threshold` would select, writing nothing."""
     check.residual_and_grad(residual, grad)
-    return dispatch(reference.select_feedback_threshold, residual, grad, checked_threshold(t))
+    return dispatch(selection.threshold, residual, grad, checked_threshold(t))
 
 
 def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:

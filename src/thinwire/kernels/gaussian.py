@@ -16,4 +16,4 @@ def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     entries stay out of the moments and count as above every threshold.
     """
     check.flat_float("x", x)
-    return dispatch(reference.gaussiank, x, check.count(k, x.numel()))
+    return dispatch(reference.gaussiank, x, None, check.count(k, x.numel()))

@@ -27,9 +27,7 @@ def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[T
 
 def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
     """Decode one worker's payload into `out`."""
-    _check_payload(packed, scales, bits, bucket, numel)
-    check.output(out, numel)
-    dispatch(reference.dequantise, packed, scales, bits, bucket, numel, out)
+    dequantise_mean([packed], [scales], bits, bucket, numel, out)
 
 
 def dequantise_mean(

@@ -16,13 +16,13 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     size means all.
     """
     check.flat_float("x", x)
-    return dispatch(reference.topk, x, check.count(k, x.numel()))
+    return dispatch(reference.topk, x, None, check.count(k, x.numel()))
 
 
 def threshold(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """All entries with |x| > t, and every NaN: (indices, values) as in `topk`."""
     check.flat_float("x", x)
-    return dispatch(reference.threshold, x, checked_threshold(t))
+    return dispatch(reference.threshold, x, None, checked_threshold(t))
 
 
 def checked_threshold(t: float) -> float:

@@ -29,16 +29,12 @@ def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
 
 def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
     """out = +scale or -scale by the bit."""
-    _check_payloads(numel, [packed])
-    check.output(out, numel)
-    dispatch(reference.sign_unpack, packed, scale, numel, out)
+    onebit_mean([packed], [scale], [-scale], numel, out)
 
 
 def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
     """out = the mean over workers of scale_w * sign_w, summed in rank order."""
-    _check_payloads(numel, packed, scales)
-    check.output(out, numel)
-    dispatch(reference.sign_mean, packed, scales, numel, out)
+    onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
 
 
 def onebit_mean(

@@ -8,7 +8,7 @@ import numpy as np
 from thinwire.kernels.cpu._jit import F32, U8, U16, U64, kernel, reordering
 from thinwire.kernels.cpu._random import fill_words, one_to_two
 from thinwire.kernels.cpu._simd import LANES, bits_of, float_of
-from thinwire.kernels.cpu._simd_codes import encode64_1bit, encode64_2bit, encode64_4bit, encode64_8bit
+from thinwire.kernels.cpu._simd_codes import encode64
 from thinwire.kernels.reference.quantisation import CENTRE, LARGEST, TINY_BOOST, TINY_SCALE, shift
 
 TILE = 4096
@@ -193,25 +193,19 @@ def encode_blocks(
     if bits == 8:
         inverse = inverse_scale(scale, np.float32(127.0))
         for at in range(0, len(x), LANES):
-            encode64_8bit(x, at, inverse, _ADD_8, np.uint32(counter + np.uint32(at // 2)), key, packed, at)
+            encode64(8, x, at, inverse, _ADD_8, np.uint32(counter + np.uint32(at // 2)), key, packed, at)
     elif bits == 4:
         inverse = inverse_scale(scale, np.float32(7.0))
         for at in range(0, len(x), LANES):
-            encode64_4bit(
-                x, at, inverse, _ADD_4, np.uint32(counter + np.uint32(at // 2)), key, packed, at // 2
-            )
+            encode64(4, x, at, inverse, _ADD_4, np.uint32(counter + np.uint32(at // 2)), key, packed, at // 2)
     elif bits == 2:
         inverse = inverse_scale(scale, np.float32(1.0))
         for at in range(0, len(x), LANES):
-            encode64_2bit(
-                x, at, inverse, _ADD_2, np.uint32(counter + np.uint32(at // 2)), key, packed, at // 4
-            )
+            encode64(2, x, at, inverse, _ADD_2, np.uint32(counter + np.uint32(at // 2)), key, packed, at // 4)
     else:
         inverse = inverse_scale(scale, np.float32(1.0))
         for at in range(0, len(x), LANES):
-            encode64_1bit(
-                x, at, inverse, _COIN, np.uint32(counter + np.uint32(at // 2)), key, packed, at // 8
-            )
+            encode64(1, x, at, inverse, _COIN, np.uint32(counter + np.uint32(at // 2)), key, packed, at // 8)
 
 
 @kernel

@@ -72,22 +72,11 @@ def sum_above64(typingctx, first, second, offset, bits):
 
 
 @intrinsic
-def accumulate64(typingctx, residual, grad, offset, bits):
-    """accumulate64(residual, grad, offset, int32 bits) -> uint64: residual += grad, `above64` of the sum."""
+def accumulate64(typingctx, residual, grad, undo, offset, bits):
+    """accumulate64(residual, grad, undo, offset, int32 bits) -> uint64: residual += grad, and its `above64`.
 
-    def codegen(context, builder, signature, args):
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[2], FLOATS)
-        g = load(context, builder, signature.args[1], args[1], args[2], FLOATS)
-        total = builder.fadd(builder.load(pointer, align=4), g)
-        builder.store(total, pointer, align=4)
-        return _above(builder, total, args[3])
-
-    return types.uint64(residual, grad, types.intp, types.int32), codegen
-
-
-@intrinsic
-def accumulate_keeping64(typingctx, residual, grad, undo, offset, bits):
-    """`accumulate64` that writes the old residual to `undo`, which may be `grad`."""
+    The old residual goes to `undo`, which may be `grad`, or None.
+    """
 
     def codegen(context, builder, signature, args):
         pointer = lanes_at(context, builder, signature.args[0], args[0], args[3], FLOATS)
@@ -95,8 +84,9 @@ def accumulate_keeping64(typingctx, residual, grad, undo, offset, bits):
         old = builder.load(pointer, align=4)
         total = builder.fadd(old, g)
         builder.store(total, pointer, align=4)
-        keep = lanes_at(context, builder, signature.args[2], args[2], args[3], FLOATS)
-        builder.store(old, keep, align=4)
+        if undo is not types.none:
+            to = lanes_at(context, builder, signature.args[2], args[2], args[3], FLOATS)
+            builder.store(old, to, align=4)
         return _above(builder, total, args[4])
 
     return types.uint64(residual, grad, undo, types.intp, types.int32), codegen
@@ -181,14 +171,19 @@ def add_choice64(typingctx, array, offset, mask, plus, minus):
     return types.void(array, types.intp, types.uint64, types.float32, types.float32), codegen
 
 
+def _signed(context, builder, signature, args):
+    """Lanes of the source, negated where the mask is not set, and where they go."""
+    lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
+    signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
+    return signed, lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
+
+
 @intrinsic
 def add_signed64(typingctx, target, at, source, offset, mask):
     """add_signed64(target, at, source, offset, uint64): target += source, negated where unset."""
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
-        signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        signed, pointer = _signed(context, builder, signature, args)
         builder.store(builder.fadd(builder.load(pointer, align=4), signed), pointer, align=4)
         return context.get_dummy_value()
 
@@ -200,9 +195,7 @@ def copy_signed64(typingctx, target, at, source, offset, mask):
     """copy_signed64(target, at, source, offset, uint64): target = source, negated where unset."""
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
-        signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        signed, pointer = _signed(context, builder, signature, args)
         builder.store(signed, pointer, align=4)
         return context.get_dummy_value()
 

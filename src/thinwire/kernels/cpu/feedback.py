@@ -16,13 +16,13 @@ from thinwire.kernels.cpu._jit import F32, F64, I32
 from thinwire.kernels.cpu._memory import scratch_array
 from thinwire.kernels.cpu._sums import rows_for, total_of
 from thinwire.kernels.cpu._tensors import Source, view
-from thinwire.kernels.cpu.gaussian import gaussiank_of, select_by_moments
+from thinwire.kernels.cpu.gaussian import select_by_moments
 from thinwire.kernels.cpu.selection import (
     collect_counted,
     empty_selection,
     guess_threshold,
     magnitude_bits,
-    threshold_of,
+    topk,
     topk_of,
 )
 
@@ -72,18 +72,6 @@ def feedback_threshold(
     indices, values = empty_selection(sum(counts))
     collect_counted(source, above, counts, indices.numpy(), values.numpy())
     return _take(residual, indices, values)
-
-
-def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return topk_of(Source(residual, grad), k)
-
-
-def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return gaussiank_of(Source(residual, grad), k)
-
-
-def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    return threshold_of(Source(residual, grad), t)
 
 
 def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
@@ -179,6 +167,6 @@ def warm() -> None:
         feedback_block(residual, grad, 150, 100, undo, None)
     for other in (torch.empty(200), grad):
         feedback_block(residual, grad, 150, 100, None, other)
-    indices, _ = select_feedback_topk(residual, grad, 10)
+    indices, _ = topk(residual, grad, 10)
     commit_feedback(residual, grad, indices)
     _accumulate.put_back(view(residual), indices.numpy(), np.zeros(10, np.float32))

@@ -12,11 +12,8 @@ from thinwire.kernels.cpu.selection import magnitude_bits, topk_of
 from thinwire.kernels.reference.gaussian import first_threshold, search
 
 
-def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return gaussiank_of(Source(x), k)
-
-
-def gaussiank_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
+def gaussiank(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    source = Source(x, grad)
     if k in (0, source.numel):
         return topk_of(source, k)
     return select_by_moments(source, k, finite_sums(source))
@@ -45,6 +42,6 @@ def select_by_moments(source: Source, k: int, sums: tuple[int, float, float]) ->
 
 def warm() -> None:
     x = torch.arange(-100.0, 100.0)
-    for source in (Source(x), Source(x, x)):
-        gaussiank_of(source, 10)
-    gaussiank(x * np.inf, 10)
+    for grad in (None, x):
+        gaussiank(x, grad, 10)
+    gaussiank(x * np.inf, None, 10)

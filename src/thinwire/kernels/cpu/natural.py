@@ -91,10 +91,6 @@ def natural_quantise(x: Tensor, seed: int) -> Tensor:
     return packed
 
 
-def natural_dequantise(packed: Tensor, numel: int, out: Tensor) -> None:
-    natural_mean([packed], numel, out)
-
-
 def natural_mean(packed: Sequence[Tensor], numel: int, out: Tensor) -> None:
     codes = addresses(packed)
     through_float32(out, lambda part, lo: decode_range(part, lo, numel, codes, len(packed)))

@@ -22,12 +22,7 @@ from thinwire.kernels.cpu._jit import F32, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, float32_at, uint8_at
 from thinwire.kernels.cpu._random import counters
 from thinwire.kernels.cpu._simd import LANES
-from thinwire.kernels.cpu._simd_codes import (
-    sum_decoded64_1bit,
-    sum_decoded64_2bit,
-    sum_decoded64_4bit,
-    sum_decoded64_8bit,
-)
+from thinwire.kernels.cpu._simd_codes import sum_decoded64
 from thinwire.kernels.cpu._tensors import Source, divide, fill, through_float32, view
 from thinwire.kernels.reference.quantisation import buckets
 
@@ -134,13 +129,13 @@ def decode_blocks(
         for block in range(at, end, LANES):
             byte = (base + block) * bits // 8
             if bits == 8:
-                sum_decoded64_8bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(8, out, block, packed, byte, steps, workers, factor)
             elif bits == 4:
-                sum_decoded64_4bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(4, out, block, packed, byte, steps, workers, factor)
             elif bits == 2:
-                sum_decoded64_2bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(2, out, block, packed, byte, steps, workers, factor)
             else:
-                sum_decoded64_1bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(1, out, block, packed, byte, steps, workers, factor)
         if not exact:
             divide(out[at:end], workers)
         at = end
@@ -199,10 +194,6 @@ def large_scale(source: Source, l2: bool) -> np.float32:
         return [squares(a[j : j + _pool.GRAIN]) for j in range(0, len(a), _pool.GRAIN)]
 
     return scale_from_squares(sum(part for parts in source.run(work) for part in parts))
-
-
-def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
-    dequantise_mean([packed], [scales], bits, bucket, numel, out)
 
 
 def dequantise_mean(

@@ -38,26 +38,18 @@ def argmax_chunks(a: F32, b: F32 | None, base: int, chunk: int, out: I32) -> Non
         out[c] = np.int32(_LOW - (top & _LOW))
 
 
-def chunk_argmax(x: Tensor, chunk: int) -> Tensor:
-    return _argmax(Source(x), chunk)
-
-
-def chunk_argmax_sum(residual: Tensor, grad: Tensor, chunk: int) -> Tensor:
-    return _argmax(Source(residual, grad), chunk)
-
-
-def _argmax(source: Source, chunk: int) -> Tensor:
-    indices = torch.empty(-(-source.numel // chunk), dtype=torch.int32)
+def chunk_argmax(x: Tensor, grad: Tensor | None, chunk: int) -> Tensor:
+    indices = torch.empty(-(-x.numel() // chunk), dtype=torch.int32)
     to = indices.numpy()
 
     def work(a: F32, b: F32 | None, lo: int) -> None:
         argmax_chunks(a, b, lo, chunk, to[lo // chunk : -(-(lo + len(a)) // chunk)])
 
-    source.run(work, chunk * max(1, _pool.GRAIN // chunk))
+    Source(x, grad).run(work, chunk * max(1, _pool.GRAIN // chunk))
     return indices
 
 
 def warm() -> None:
     x = torch.arange(10.0)
-    chunk_argmax(x, 3)
-    chunk_argmax_sum(x, x, 3)
+    chunk_argmax(x, None, 3)
+    chunk_argmax(x, x, 3)

@@ -171,14 +171,6 @@ def sums_by_sign(x: Tensor, packed: Tensor | None) -> tuple[float, float, int]:
     return plus, minus, int(count)
 
 
-def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
-    sign_mean([packed], [scale], numel, out)
-
-
-def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
-    onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
-
-
 def onebit_mean(
     packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
 ) -> None:
@@ -209,5 +201,5 @@ def warm() -> None:
     x = torch.arange(-50.0, 50.0)
     packed, _ = sign_pack_mean(x)
     sign_pack(x)
-    sign_mean([packed, packed], [1.0, 1.0], 100, torch.empty(100))
+    onebit_mean([packed, packed], [1.0, 1.0], [0.0, 0.0], 100, torch.empty(100))
     sign_majority([packed, packed], 100)

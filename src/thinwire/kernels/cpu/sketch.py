@@ -6,13 +6,13 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._collect import collect_tile, joined
-from thinwire.kernels.cpu._exact import keep_largest, kth_magnitude
+from thinwire.kernels.cpu._exact import keep_largest
 from thinwire.kernels.cpu._jit import F32, I32, U64, kernel
 from thinwire.kernels.cpu._memory import scratch_array
 from thinwire.kernels.cpu._random import mix64
 from thinwire.kernels.cpu._simd import add_signed64, copy_signed64
 from thinwire.kernels.cpu._tensors import Source, through_float32, view
-from thinwire.kernels.cpu.selection import empty_selection, topk_of
+from thinwire.kernels.cpu.selection import empty_selection, threshold_from, topk_of
 from thinwire.kernels.reference.sketch import BLOCK, MEDIAN_NETWORKS, SIGN_SALT, row_key
 
 _SEVEN = MEDIAN_NETWORKS[7]
@@ -198,12 +198,10 @@ def _collected(table: Tensor, numel: int, seed: int, k: int) -> tuple[I32, F32] 
     padded, keys, cols = _extended(table), _keys(seed, table.shape[0]), table.shape[1]
     sample = scratch_array("sample", np.float32, BLOCK * _SAMPLE_BLOCKS)
     query_sample(padded, keys, cols, numel // BLOCK // _SAMPLE_BLOCKS, sample)
-    expected = k * len(sample) / numel
-    rank = int(expected + 4.0 * expected**0.5 + 8.0)
-    if rank >= len(sample):
+    guess = threshold_from(sample, k, numel)
+    if guess is None:
         return None
-    above = kth_magnitude(sample, rank) - 1
-    room = int(1.5 * rank / len(sample) * numel) + 4096
+    above, room = guess
     capacity = room + _TILE
     ranges = _pool.cuts(numel)
     indices = scratch_array("survivors", np.int32, capacity * len(ranges))

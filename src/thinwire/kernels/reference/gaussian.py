@@ -17,14 +17,14 @@ _COUNTS = 8
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def gaussiank(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    x = selection.summed(x, grad).float()
     if k == 0 or k == x.numel():
-        return selection.topk(x, k)
-    x = x.float()
+        return selection.topk(x, None, k)
     finite = x[torch.isfinite(x)].double()
     sums = finite.numel(), float(finite.sum()), float(finite.square().sum())
     t = search(first_threshold(*sums, k, x.numel()), k, lambda t: int(selection.above(x, t).sum()))
-    return selection.topk(x, k) if t is None else selection.threshold(x, t)
+    return selection.topk(x, None, k) if t is None else selection.threshold(x, None, t)
 
 
 def first_threshold(count: int, total: float, squares: float, k: int, numel: int) -> float:

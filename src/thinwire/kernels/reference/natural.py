@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.generator import words
+from thinwire.kernels.reference.quantisation import mean_into
 from thinwire.kernels.reference.selection import magnitudes
 
 LARGEST_FIELD = 254
@@ -49,15 +50,8 @@ def natural_quantise(x: Tensor, seed: int) -> Tensor:
     return packed
 
 
-def natural_dequantise(packed: Tensor, numel: int, out: Tensor) -> None:
-    out.copy_(_decode(packed, numel))
-
-
 def natural_mean(packed: Sequence[Tensor], numel: int, out: Tensor) -> None:
-    total = torch.zeros(numel, dtype=torch.float32, device=out.device)
-    for codes in packed:
-        total += _decode(codes, numel)
-    out.copy_(total / len(packed))
+    mean_into(out, (_decode(codes, numel) for codes in packed), len(packed))
 
 
 def _decode(packed: Tensor, numel: int) -> Tensor:

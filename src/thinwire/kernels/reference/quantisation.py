@@ -1,6 +1,6 @@
 """Stochastic b-bit quantisation in plain torch, and the grid: how codes, scales and values relate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -96,17 +96,19 @@ def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
     return torch.stack(columns, dim=1).flatten()[:numel]
 
 
-def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
-    out.copy_(decode(packed, scales, bits, bucket, numel))
-
-
 def dequantise_mean(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bits: int, bucket: int, numel: int, out: Tensor
 ) -> None:
-    total = torch.zeros(numel, dtype=torch.float32, device=out.device)
-    for codes, scale in zip(packed, scales, strict=True):
-        total += decode(codes, scale, bits, bucket, numel)
-    out.copy_(total / len(packed))
+    sent = zip(packed, scales, strict=True)
+    mean_into(out, (decode(codes, scale, bits, bucket, numel) for codes, scale in sent), len(packed))
+
+
+def mean_into(out: Tensor, parts: Iterable[Tensor], workers: int) -> None:
+    """out = the mean, summed in order; one worker's part keeps its bits, even the sign of a zero."""
+    total = torch.zeros(out.numel(), dtype=torch.float32, device=out.device)
+    for part in parts:
+        total = total + part if workers > 1 else part
+    out.copy_(total / workers)
 
 
 def decode(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int) -> Tensor:

@@ -41,7 +41,7 @@ def sketch_query(table: Tensor, numel: int, seed: int, out: Tensor) -> None:
 
 
 def sketch_query_topk(table: Tensor, numel: int, seed: int, k: int) -> Tensor:
-    return topk(_estimates(table, numel, seed), k)[0]
+    return topk(_estimates(table, numel, seed), None, k)[0]
 
 
 def _estimates(table: Tensor, numel: int, seed: int) -> Tensor:
