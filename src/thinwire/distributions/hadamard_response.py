@@ -14,7 +14,7 @@ from thinwire.distributions.hadamard import fwht, power_of_two
 from thinwire.distributions.protocol import F64, I64, Coded, Messages, bits_for, total_count
 from thinwire.distributions.recursive_hadamard import HadamardSigns
 from thinwire.errors import ConfigError
-from thinwire.kernels._random import SPLIT_STEP, mix64
+from thinwire.kernels.generator import SPLIT_STEP, mix64
 
 
 def check_epsilon(epsilon: float) -> None:

@@ -11,7 +11,7 @@ from thinwire.distributions import kernels
 from thinwire.distributions.hadamard import fwht, power_of_two
 from thinwire.distributions.protocol import F64, I64, FewBits, Messages, bits_for, total_count
 from thinwire.errors import ConfigError
-from thinwire.kernels._random import mix64
+from thinwire.kernels.generator import mix64
 
 MOST_BITS = 8
 # Additions the decoder may need: some fifteen seconds on one core.
