@@ -51,5 +51,7 @@ def test_a_wrong_import_would_be_found() -> None:
 
 def test_the_architecture_page_names_every_layer() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
-    missing = [name for layer in LAYERS for name in layer if f"`{name}" not in page and f" {name}" not in page]
+    missing = [
+        name for layer in LAYERS for name in layer if f"`{name}" not in page and f" {name}" not in page
+    ]
     assert not missing

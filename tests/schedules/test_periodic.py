@@ -301,9 +301,7 @@ def test_bad_options_get_helpful_errors(text: str, message: str) -> None:
 
 def test_a_schedule_is_not_an_exchange() -> None:
     for entry in (parse_exchange, lambda method: thinwire.Session([("w", torch.zeros(3))], method)):
-        with pytest.raises(
-            ConfigError, match="pqasgd averages parameters periodically"
-        ):
+        with pytest.raises(ConfigError, match="pqasgd averages parameters periodically"):
             entry("pqasgd")
 
 
@@ -345,9 +343,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
         "sync_rounds is True": lambda s: s.update(sync_rounds=True),
         "anchors lacks": lambda s: s["anchors"].pop(first),
         "anchors of": lambda s: s["anchors"].update({first: torch.zeros(3)}),
-        "velocities has .x., which": lambda s: s["velocities"].update(
-            x=torch.zeros(1)
-        ),
+        "velocities has .x., which": lambda s: s["velocities"].update(x=torch.zeros(1)),
         "buffers of": lambda s: s["buffers"].update({"norm.running_mean": torch.zeros(2)}),
         "replica of": lambda s: s["replica"].update({first: torch.zeros(3)}),
         "optimizer is not the state of an optimizer": lambda s: s.update(optimizer=3),

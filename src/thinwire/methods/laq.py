@@ -84,12 +84,15 @@ class LAQ(QuantisedLazy):
         xi: the weight of each past step.
         max_skip: the longest silence, in steps.
 
-    Reference: Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily
-    aggregated quantized gradients", 2019.
-
     Differences from the paper: no server, every rank keeps the sum; widths that pack into bytes; a radius R
     for each tensor, where the paper has one for the whole model.
     """
 
     name: ClassVar[str] = "laq"
+    formula = "1 + ceil(n * bits / 8) + 4"
+    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
+    reference = (
+        'Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily aggregated '
+        'quantized gradients", 2019'
+    )
     error_weight: ClassVar[float] = 3.0

@@ -10,9 +10,6 @@ from typing import Any, Literal
 from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
 from thinwire.methods.registry import list_methods, list_schedules
-from thinwire.tools.catalogue.formulas import formula
-
-SECTIONS = ("Args", "Example", "Reference", "Differences from the paper")
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ def describe(cls: type[Configured]) -> Description:
         summary=text.splitlines()[0] if text else "",
         options=instance.options(),
         traits=asdict(instance.traits) if exchange else {"consensus": True},
-        bytes=formula(cls.name),
-        reference=" ".join(section(text, "Reference").split()),
+        bytes=", ".join(filter(None, (cls.formula, cls.formula_note))),
+        reference=cls.reference,
         text=text,
         family=_family(cls),
     )
