@@ -64,10 +64,10 @@ def recall(method: str, recipe: Recipe, data: Dataset) -> Recall:
                 for s, own in zip(cohort.sessions, gradients, strict=True)
             ]
         ).mean(0)
-        n, k, cols = mean.numel(), exchange.count(mean.numel()), exchange.columns(mean.numel())
+        n, (k, cols, fetched) = mean.numel(), exchange.sizes(mean.numel())
         table = torch.zeros(exchange.rows, cols)
         kernels.sketch_insert(mean, exchange.rows, cols, cohort.steps, table)
-        candidates = kernels.sketch_query_topk(table, n, cohort.steps, exchange.fetched(n)).long()
+        candidates = kernels.sketch_query_topk(table, n, cohort.steps, fetched).long()
         largest = mean.abs().topk(k).indices
         sent = mean[candidates].abs().topk(min(k, candidates.numel())).values
         among = float(torch.isin(largest, candidates).float().mean())

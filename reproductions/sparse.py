@@ -17,8 +17,8 @@ from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
-from thinwire.methods.families.memories import Residual
-from thinwire.methods.families.selectors import kept
+from thinwire.methods.families.feedback import Residual
+from thinwire.methods.families.sparse import count_of
 from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import cifar10, digits, mnist
@@ -97,7 +97,7 @@ class Corner(Exchange):
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         u = x + state.error if self.feedback else x.clone()
-        k = kept(RATIO, u.numel())
+        k = count_of(RATIO, u.numel())
         if self.rule == "top-k":
             chosen = u.abs().topk(k).indices.to(torch.int32)
             (chosen,) = await ch.broadcast([chosen], ch.step % ch.size)
@@ -114,7 +114,7 @@ class Corner(Exchange):
         out.copy_(mean)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        return 4 * layout.numel + (4 * kept(RATIO, layout.numel) if self.rule == "top-k" else 0)
+        return 4 * layout.numel + (4 * count_of(RATIO, layout.numel) if self.rule == "top-k" else 0)
 
 
 def cells(*, momenta: tuple[bool, ...]) -> list[Cell]:

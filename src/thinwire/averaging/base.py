@@ -112,7 +112,7 @@ class Schedule(ScheduleBase):
     anchor: Literal["device", "cpu"] = _aside("device")
 
     def __post_init__(self) -> None:
-        checks.at_least(self.name, "warmup", self.warmup, 0)
+        checks.whole(self.name, "warmup", self.warmup, 0)
         checks.one_of(self.name, "momentum", self.momentum, MOMENTA)
         checks.flag(self.name, "buffers", self.buffers)
         checks.one_of(self.name, "anchor", self.anchor, ("device", "cpu"))
@@ -151,24 +151,24 @@ class PeriodOptions(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least(self.name, "every", self.period, 1)
+        checks.whole(self.name, "every", self.period, 1)
         checks.positive(self.name, "grow", self.grow)
         if self.grow < 1:
             raise ConfigError(f"{self.name}: grow must be 1 or more, not {self.grow!r}")
         if self.longest is not None:
-            checks.at_least(self.name, "longest", self.longest, self.period)
+            checks.whole(self.name, "longest", self.longest, self.period)
         elif self.grow > 1:
             raise ConfigError(
                 f"{self.name}: with grow={self.grow!r} cycles get longer without end; give longest"
             )
-        checks.at_least(self.name, "fragments", self.fragments, 1)
+        checks.whole(self.name, "fragments", self.fragments, 1)
         if self.fragments > self.period:
             raise ConfigError(
                 f"{self.name}: {self.fragments} fragments cannot be synchronised one by one in a cycle "
                 f"of every={self.period} steps"
             )
         if self.overlap is not None:
-            checks.at_least(self.name, "overlap", self.overlap, 0)
+            checks.whole(self.name, "overlap", self.overlap, 0)
         if self.delay and self.delay >= self.period:
             raise ConfigError(
                 f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from thinwire.averaging.base import Outer, PeriodOptions
 from thinwire.averaging.localsgd import EveryOption
@@ -49,7 +48,9 @@ class Periodic(PeriodOptions, _PeriodicOptions):
         QSGD(bits=8, bucket=512, norm='max', reduce='auto')
     """
 
-    name: ClassVar[str] = "periodic"
+    name = "periodic"
+    formula = ""
+    formula_note = "the bytes of its exchange, once every `every` steps"
 
     def __post_init__(self) -> None:
         checks.exchange(self.name, "exchange", self.exchange)

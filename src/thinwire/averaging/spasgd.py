@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -40,19 +40,22 @@ class SPASGD(Schedule, _GroupOptions):
         >>> str(SPASGD(groups=16))
         'spasgd(groups=16)'
 
-    Reference: Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and
-    quantized communication", NeurIPS 2018.
-
     Differences from the paper: the analysis asks only that every coordinate be averaged within p steps;
     equal contiguous groups are our choice. The last common values are kept (4 bytes per parameter), so that a
     sync round with a non-finite mean can be aborted.
     """
 
-    name: ClassVar[str] = "spasgd"
+    name = "spasgd"
+    formula = "itemsize * n / groups"
+    formula_note = "on average"
+    reference = (
+        'Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and '
+        'quantized communication", NeurIPS 2018'
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least(self.name, "groups", self.groups, 1)
+        checks.whole(self.name, "groups", self.groups, 1)
         checks.one_of(self.name, "order", self.order, ("cyclic", "shuffled"))
         if self.momentum == "reset":
             raise ConfigError(

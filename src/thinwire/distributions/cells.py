@@ -58,7 +58,7 @@ class QuantileCells:
     cells: int
 
     def __post_init__(self) -> None:
-        checks.between("QuantileCells", "pieces", self.pieces, 1, self.cells)
+        checks.whole("QuantileCells", "pieces", self.pieces, 1, self.cells)
         _ = self.pilot
 
     @cached_property

@@ -90,8 +90,8 @@ class HaarSketch(Additive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.between("HaarSketch", "pieces", self.pieces, 1, self.domain)
-        checks.between("HaarSketch", "cols", self.cols, 64, 2**26)
+        checks.whole("HaarSketch", "pieces", self.pieces, 1, self.domain)
+        checks.whole("HaarSketch", "cols", self.cols, 64, 2**26)
         checks.one_of("HaarSketch", "rows", self.rows, ROWS)
 
     def empty(self) -> Any:

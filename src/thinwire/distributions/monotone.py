@@ -56,7 +56,7 @@ class Monotone(Coded):
         super().__post_init__()
         if not 0.0 < self.epsilon <= 1.0:
             raise ConfigError(f"Monotone: epsilon must be a number in (0, 1], not {self.epsilon!r}")
-        checks.between("Monotone", "bits", self.bits, 0, bits_for(self.cells))
+        checks.whole("Monotone", "bits", self.bits, 0, bits_for(self.cells))
 
     @cached_property
     def partition(self) -> Partition:

@@ -70,7 +70,7 @@ def fit_pieces(segments: Partition, masses: F64, pieces: int, norm: Norm, n: int
     of all is found by dynamic programming. `n`: samples behind the masses; empty segments count as half a
     sample.
     """
-    checks.at_least("fit_pieces", "pieces", pieces, 1)
+    checks.whole("fit_pieces", "pieces", pieces, 1)
     masses = np.maximum(masses, 0.0)
     costs = _Costs(segments.lengths, masses, norm, 0.5 / n)
     cuts = np.arange(segments.cells + 1, dtype=np.int64)

@@ -99,7 +99,7 @@ class Protocol(ABC, Generic[Message]):
     private_coins: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        checks.between(type(self).__name__, "domain", self.domain, 2, LARGEST_DOMAIN)
+        checks.whole(type(self).__name__, "domain", self.domain, 2, LARGEST_DOMAIN)
 
     @property
     @abstractmethod
@@ -239,7 +239,7 @@ class FewBits(Coded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.between(type(self).__name__, "bits", self.bits, 1, self.most_bits)
+        checks.whole(type(self).__name__, "bits", self.bits, 1, self.most_bits)
 
     @property
     @abstractmethod

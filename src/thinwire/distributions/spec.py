@@ -29,7 +29,7 @@ class LearningSpec:
     network: Network
 
     def __post_init__(self) -> None:
-        checks.between("learn", "domain", self.domain, 2, LARGEST_DOMAIN)
+        checks.whole("learn", "domain", self.domain, 2, LARGEST_DOMAIN)
         for name, allowed in (("structure", Structure), ("norm", Norm), ("network", Network)):
             checks.one_of("learn", name, getattr(self, name), get_args(allowed))
         checks.positive("learn", "bits", self.bits)
