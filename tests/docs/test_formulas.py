@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from thinwire.list_methods.families import indices
-from thinwire.list_methods.families.selectors import kept
 
 from thinwire import list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
 from thinwire.core import Layout
+from thinwire.methods.families import indices
+from thinwire.methods.families.selectors import kept
 from thinwire.tools.catalogue.formulas import FORMULAS, REMARKS
 
 # Methods without a formula of their own: what they wrap has one.

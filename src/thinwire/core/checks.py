@@ -50,3 +50,8 @@ def exchange(method: str, option: str, value: object) -> None:
 def flag(method: str, option: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")
+
+
+def between(method: str, option: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise ConfigError(f"{method}: {option} must be a whole number in {lowest}..{highest}, not {value!r}")

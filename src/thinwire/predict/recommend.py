@@ -12,13 +12,12 @@ from importlib.resources import files
 from typing import Any
 
 from thinwire import predict
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
 
-# These only wrap other methods.
-WRAPPERS = ("warmup", "route")
 # A method is recommended if it came this close to dense in our own table, in points of accuracy.
 CLOSE_ENOUGH = 0.01
 # And if it is at least this much faster: less is not worth an approximation.
@@ -76,8 +75,13 @@ def _finite(value: float) -> float | None:
 
 
 def candidates() -> list[str]:
-    """Every method at its defaults."""
-    return [str(cls()) for name, cls in list_methods().items() if name not in WRAPPERS]
+    """Every method at its defaults, but for those that consist of other methods."""
+    methods = [cls() for cls in list_methods().values()]
+    return [str(method) for method in methods if not _made_of_others(method)]
+
+
+def _made_of_others(method: Exchange) -> bool:
+    return any(isinstance(value, Exchange) for value in method.options().values())
 
 
 def make_plan(

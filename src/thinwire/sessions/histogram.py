@@ -1,7 +1,7 @@
-"""The distribution of gradient magnitudes over all ranks, in 4 KB per step whatever the model's size.
+"""The distribution of gradient magnitudes over all ranks, in 4 KB per step whatever the size of the model.
 
 A rank has far more entries than a histogram has bins, so by the crossover of `thinwire.distributions` exact
-counts are the cheapest message: one all-reduce of 8 bytes per bin.
+counts are the cheapest message there is: one all-reduce of 8 bytes per bin.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of magnitudes in logarithmic bins, and the moments for fitting a Gaussian and a Laplace.
+    """Counts of magnitudes in logarithmic bins, and the moments that a Gaussian and a Laplace are fitted by.
 
     - counts[j]: entries with edges()[j] <= |g| < edges()[j + 1]; `small`, `large`: below the first and above
       the last edge (zeros are small); `not_finite`: not in the moments either;
     - total: finite entries of all ranks; mean, deviation, magnitude: of the entries, and of |g|;
-    - ratio, real_threshold: the share of the entries that top-k keeps, and the magnitude of the smallest one
-      that it actually keeps, averaged over the ranks (NaN without a ratio).
+    - ratio, real_threshold: what share of the entries top-k is to keep, and the magnitude of the smallest
+      that it really keeps, averaged over the ranks (NaN without a ratio).
     """
 
     counts: tuple[int, ...]
@@ -56,14 +56,14 @@ class Histogram:
 
     @staticmethod
     def edges() -> tuple[float, ...]:
-        """The BINS + 1 edges: each octave is cut into eight equal parts."""
+        """BINS + 1 of them: each octave is cut into eight equal parts."""
         steps = range(BINS + 1)
         return tuple(
             2.0 ** (LOWEST_EXPONENT + j // PER_OCTAVE) * (1.0 + j % PER_OCTAVE / PER_OCTAVE) for j in steps
         )
 
     def share_above(self, magnitude: float) -> float:
-        """The share of the entries with a larger magnitude, if those of a bin are spread evenly in it."""
+        """Which share of the entries has a larger magnitude; a bin's entries count as evenly spread."""
         above = float(self.large)
         for count, low, high in zip(self.counts, self.edges(), self.edges()[1:], strict=False):
             if count and high > magnitude:
@@ -71,7 +71,7 @@ class Histogram:
         return above / self.total
 
     def threshold(self, ratio: float) -> float:
-        """The magnitude that a share `ratio` of the entries exceeds, by these counts."""
+        """The magnitude that `ratio` of the entries exceed, as learned."""
         left = _checked(ratio) * self.total - self.large
         edges = self.edges()
         if left <= 0:
@@ -83,7 +83,7 @@ class Histogram:
         return 0.0
 
     def gaussian_threshold(self, ratio: float) -> float:
-        """The magnitude that a share `ratio` exceeds in a Gaussian distribution with this deviation."""
+        """The magnitude that `ratio` of the entries would exceed, were they Gaussian with this deviation."""
         return self.deviation * NormalDist().inv_cdf(1.0 - _checked(ratio) / 2.0)
 
     def laplace_threshold(self, ratio: float) -> float:
@@ -91,7 +91,7 @@ class Histogram:
         return -self.magnitude * math.log(_checked(ratio))
 
     def plus(self, other: Histogram) -> Histogram:
-        """The sum of both, as of several steps. Thresholds are averaged, weighted by entries."""
+        """Both together, as of several steps. Thresholds are averaged by entries."""
         total = self.total + other.total
         mine, theirs = self.total / total, other.total / total
         mean = mine * self.mean + theirs * other.mean
@@ -119,7 +119,7 @@ def _checked(ratio: float) -> float:
 def measure(
     tensors: Iterable[torch.Tensor], ratio: float | None, rank_info: RankInfo, result: list[Histogram]
 ) -> Program:
-    """The coroutine that learns the histogram on one rank, for a driver to run; appends it to `result`."""
+    """What one rank does to learn the histogram: a coroutine for a driver; appends it to `result`."""
     if ratio is not None:
         _checked(ratio)
     return _measure([tensor.detach().reshape(-1) for tensor in tensors], ratio, rank_info, result)

@@ -7,28 +7,31 @@
   };
   const plots = new Map();
 
-  // Plots: each stands before the JSON it is made from.
+  // Plots: each stands before the JSON it is made from. Switches choose other data and axes for its traces.
   for (const script of document.querySelectorAll("script[data-for]")) {
     const box = document.getElementById(script.dataset.for);
-    const spec = JSON.parse(script.textContent);
-    // A finger scrolls the page; only a mouse draws zoom boxes.
-    const layout = { ...spec.figure.layout, autosize: true, ...(coarse ? { dragmode: false } : {}) };
-    plots.set(box.id, { box, views: spec.views, height: box.style.height });
-    Plotly.newPlot(box, spec.figure.data, layout, config);
-  }
-
-  // Switches: other data and other axes for the same traces.
-  for (const bar of document.querySelectorAll("[data-switches]")) {
-    const { box, views } = plots.get(bar.dataset.switches);
-    bar.addEventListener("change", () => {
-      const chosen = (axis) => bar.querySelector(`[data-axis="${axis}"] input:checked`).value;
-      const view = views.views[`${chosen("y")}|${chosen("x")}`];
-      const data = {};
-      for (const name of Object.keys(view.traces[0])) {
-        data[name] = view.traces.map((trace) => (trace[name] === null ? [] : views.arrays[trace[name]]));
-      }
-      Plotly.update(box, data, view.layout);
-    });
+    const { figure, views } = JSON.parse(script.textContent);
+    const bar = document.querySelector(`[data-switches="${box.id}"]`);
+    const chosen = (axis) => {
+      const key = bar.querySelector(`[data-axis="${axis}"] input:checked`).value;
+      return views[axis].find((choice) => choice.key === key);
+    };
+    const draw = () => {
+      // A finger scrolls the page; only a mouse draws zoom boxes.
+      const layout = { ...figure.layout, autosize: true, ...(coarse ? { dragmode: false } : {}) };
+      if (!views) return Plotly.react(box, figure.data, layout, config);
+      const [y, x] = [chosen("y"), chosen("x")];
+      const data = figure.data.map((trace, i) => {
+        const columns = views.columns[y.key][i];
+        const visible = box.data?.[i].visible ?? true;
+        return { ...trace, visible, x: columns[x.key], y: columns.y, text: columns.text };
+      });
+      // Plotly fills in what it is given: every view starts from a copy.
+      return Plotly.react(box, data, structuredClone({ ...layout, ...x.layout, ...y.layout }), config);
+    };
+    plots.set(box.id, { box, height: box.style.height });
+    draw();
+    bar?.addEventListener("change", draw);
   }
 
   // Legends: a method hidden in one plot is hidden in all of them.

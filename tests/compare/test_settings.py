@@ -3,8 +3,7 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.tools.compare.engine import Comparison, prepare
-from thinwire.tools.compare.task import line_up, split
+from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods, split
 
 
 def test_split_leaves_commas_inside_parentheses_and_quotes() -> None:
@@ -20,17 +19,17 @@ def test_split_leaves_commas_inside_parentheses_and_quotes() -> None:
 @pytest.mark.parametrize("text", ["topk(ratio=0.1", "topk(ratio=0.1))", "route(default='topk)"])
 def test_what_is_not_closed_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError):
-        line_up([text])
+        resolve_methods([text])
 
 
 def test_the_baseline_comes_first_and_nothing_twice() -> None:
-    assert line_up(["fp16,dense", "fp16"]) == ["dense", "fp16"]
-    assert line_up(["fp16", "pytorch"]) == ["pytorch", "fp16"]
+    assert resolve_methods(["fp16,dense", "fp16"]) == ["dense", "fp16"]
+    assert resolve_methods(["fp16", "pytorch"]) == ["pytorch", "fp16"]
 
 
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(ConfigError, match="toppk"):
-        line_up(["toppk(ratio=0.1)"])
+        resolve_methods(["toppk(ratio=0.1)"])
 
 
 @pytest.mark.parametrize(
@@ -45,12 +44,12 @@ def test_an_unknown_method_is_named() -> None:
         ({"methods": ["pytorch"]}, "lab:RATE"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(changes: dict[str, object], words: str) -> None:
-    wanted = Comparison(**{"methods": ["dense"], **changes})  # type: ignore[arg-type]
+def test_usage_errors_are_raised_before_anything_starts(changes: dict[str, object], words: str) -> None:
+    asked = Comparison(**{"methods": ["dense"], **changes})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        prepare(wanted)
+        prepare(asked)
 
 
 def test_epochs_become_steps() -> None:
-    setting, task = prepare(Comparison(methods=["dense"], epochs=2.0, batch=16, workers=2))
-    assert setting.steps == task.steps == round(2 * 1437 / 32)
+    setting = prepare(Comparison(methods=["dense"], epochs=2.0, batch=16, workers=2))
+    assert setting.steps == round(2 * 1437 / 32)

@@ -1,4 +1,4 @@
-"""Figures as people read them; a unit never stands on another line than its number."""
+"""Numbers with units as people read them; a line never breaks between the two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SPACE = "\u00a0"
 
 
 def digits(value: float, places: int = 3) -> str:
-    """So many significant digits, never an exponent: 0.0123, 1.23, 12.3, 123, 1,234."""
+    """With this many significant digits, never an exponent: 0.0123, 1.23, 12.3, 123, 1,234."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -41,13 +41,23 @@ def data(value: float) -> str:
 
 
 def rate(bytes_per_second: float) -> str:
-    """Bits a second, as links are sold."""
+    """Bits per second, as links are sold."""
     units = ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1, "bit/s"))
-    text = scaled(8 * bytes_per_second, units)
-    number, unit = text.split(SPACE)
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
-    return f"{number}{SPACE}{unit}"
+    return rounded(scaled(8 * bytes_per_second, units))
+
+
+def rounded(text: str) -> str:
+    """ "100 MB" for "100.00 MB"."""
+    number, space, unit = text.partition(SPACE)
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{space}{unit}"
+
+
+def span(low: str, high: str) -> str:
+    """A range, with the unit once: "1.2 – 3.4 ms"; empty if both are the same."""
+    if low == high:
+        return ""
+    number, _, unit = low.partition(SPACE)
+    return f"{number if high.endswith(unit) else low} – {high}"
 
 
 def whole(value: float) -> str:
