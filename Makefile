@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run test test-slow lint bench clean
+.PHONY: setup run lint check test test-slow coverage mutants walk bench pages clean
 
 setup: .venv/ready
 
@@ -21,8 +21,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
+# The fast check, at most two minutes: lint, the house, one pass of the laws, doctests and a smoke test.
+check: lint
+	$(BIN)/pytest -n 2 -m quick
+
 # Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
-BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/lab tests/test_links.py
+BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/lab tests/net/test_links.py
 
 test: lint
 	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)
@@ -31,8 +35,24 @@ test: lint
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800
 
+# Which lines of the package the tests reach; worker processes are not counted.
+coverage: setup
+	$(BIN)/pytest -n 2 --cov=thinwire --cov-report=term:skip-covered $(BY_THE_CLOCK:%=--ignore=%)
+
+# Breaks the source in some twenty places, one at a time, and shows which test notices.
+mutants: setup
+	$(BIN)/python -m tests.mutants
+
+# The files that Python enters for one gradient, from DDP's hook to the wire and back.
+walk: setup
+	$(BIN)/python -m tests.architecture.walk
+
 bench: setup
-	$(BIN)/thinwire bench all
+	$(BIN)/python -m benchmarks all
+
+# docs/methods, from the docstrings and the measured table.
+pages: setup
+	$(BIN)/python -m reproductions.method_pages
 
 clean:
 	rm -rf .venv out

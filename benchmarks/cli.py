@@ -10,8 +10,8 @@ import typer
 
 from benchmarks.predict_command import predict
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.mistakes import OneLineErrors
 from thinwire.tools.cli.show import JsonFile, Methods, errors, progress, save, table
+from thinwire.tools.cli.usage_errors import OneLineErrors
 
 if TYPE_CHECKING:
     from benchmarks.overhead import Overhead
@@ -203,7 +203,7 @@ def _beside_kernels(size: int) -> None:
 
 def _methods(size: int, threads: int, chosen: Sequence[str]) -> list[dict[str, Any]]:
     from benchmarks import methods as module
-    from thinwire.methods.registry import methods as registered
+    from thinwire.methods.registry import list_methods as registered
 
     with errors(), progress(len(chosen or registered())) as advance:
         results = module.run(chosen, size, threads=threads, progress=lambda name: advance(name, 1))

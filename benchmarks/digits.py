@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import methods, parse_method, schedules
+from thinwire.methods.registry import list_methods, list_schedules, parse
 from thinwire.net.launch import Worker, run_local
 from thinwire.tools.workloads import build, load
 from thinwire.tools.workloads.models import evaluate, loss
@@ -38,8 +38,8 @@ class Result:
 
 def line_up(chosen: Sequence[str] = ()) -> list[str]:
     """The method strings to run: `dense` first, then those chosen, or all that are registered."""
-    wanted = chosen or [name for name in (*methods(), *schedules()) if name not in WRAPPERS]
-    strings = [str(parse_method(text)) for text in wanted]
+    wanted = chosen or [name for name in (*list_methods(), *list_schedules()) if name not in WRAPPERS]
+    strings = [str(parse(text)) for text in wanted]
     return ["dense", *(text for text in dict.fromkeys(strings) if text != "dense")]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.methods.registry import methods, parse
+from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.launch import Worker, run_local
 
 DEFAULT_SIZE = 10_000_000
@@ -42,7 +42,7 @@ def run(
         if progress is not None:
             progress(method)
 
-    strings = [str(parse(text)) for text in (chosen or methods())]
+    strings = [str(parse_exchange(text)) for text in (chosen or list_methods())]
     return run_local(_measure, 1, strings, size, repeats, threads, timeout=3600, on_report=on_report)[0]
 
 
@@ -77,7 +77,7 @@ def _time(method: str, gradient: torch.Tensor, copy: torch.Tensor, repeats: int)
             for times, seconds in zip((copies, fresh, in_place), took, strict=True):
                 times.append(seconds)
     session.detach()
-    target = TARGETS.get(parse(method).name)
+    target = TARGETS.get(parse_exchange(method).name)
     return Row(method, min(fresh) / min(copies), min(in_place) / min(copies), target)
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import predict
-from thinwire.methods.registry import parse
+from thinwire.methods.registry import parse_exchange
 from thinwire.net.launch import Worker, run_local
 from thinwire.predict.buckets import Shapes
 from thinwire.predict.probe import probe
@@ -68,7 +68,7 @@ def run(
     progress: Callable[[str], None] | None = None,
 ) -> list[Row]:
     """Probe each link, predict, then train for a few seconds with each method, on all workers at once."""
-    methods = [str(parse(text)) for text in chosen]
+    methods = [str(parse_exchange(text)) for text in chosen]
 
     def on_report(rank: int, message: str) -> None:
         if progress is not None and rank == 0:

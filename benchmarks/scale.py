@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.core.plan import View
+from thinwire.core.routing import View
 from thinwire.drivers.simulated import Simulated
-from thinwire.methods.registry import methods, parse
+from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
@@ -40,7 +40,7 @@ class Row:
 
 
 def line_up() -> list[str]:
-    return [str(cls()) for cls in methods().values()] + [str(parse(text)) for text in ALSO]
+    return [str(cls()) for cls in list_methods().values()] + [str(parse_exchange(text)) for text in ALSO]
 
 
 def run(
@@ -63,7 +63,9 @@ def run(
 
 def feasible(text: str, workers: int, size: int) -> bool:
     """Whether a laptop can play all workers of this method in minutes."""
-    codes_everything = getattr(parse(text), "reduce", "") == "gather" and not hasattr(parse(text), "ratio")
+    codes_everything = getattr(parse_exchange(text), "reduce", "") == "gather" and not hasattr(
+        parse_exchange(text), "ratio"
+    )
     return not codes_everything or workers**2 * size <= DECODED_ENTRIES
 
 
@@ -78,21 +80,21 @@ def measure(text: str, workers: int, size: int, link: Link) -> Row:
         Session([("matrix", torch.empty(shape, device="meta"))], text, rank_info=RankInfo(rank, workers))
         for rank in range(workers)
     ]
-    layout = sessions[0].layout(["matrix"], torch.device("cpu"))
+    layout = sessions[0].engine.layout(["matrix"], torch.device("cpu"))
     out = torch.empty(shape[0] * shape[1])
     before = network.meters[0].total
     clock = 0.0
     for _ in range(2):
         before, clock = network.meters[0].total, max(network.clocks)
         programs = [
-            session.program([View(layout, gradients[rank % len(gradients)], out)])
+            session.engine.program([View(layout, gradients[rank % len(gradients)], out)])
             for rank, session in enumerate(sessions)
         ]
         for session in sessions:
-            session.begin_step()
+            session.engine.begin_step()
         kept = network.run(programs)
         for session in sessions:
-            session.end_step(kept)
+            session.engine.end_step(kept)
     spent = network.meters[0].total.minus(before)
     return Row(
         text,

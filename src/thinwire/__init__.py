@@ -1,140 +1,67 @@
 """thinwire trains PyTorch models over thin wires: the same accuracy for a small part of the bytes.
 
-model = DistributedDataParallel(model)
-session = thinwire.attach(model, "topk(ratio=0.01)")
+    model = DistributedDataParallel(model)
+    session = thinwire.attach(model, "topk(ratio=0.01)")
+
+Method classes come from `thinwire.methods` and `thinwire.averaging`, what a method's author needs from
+`thinwire.core`, drivers from `thinwire.drivers`, the parameter server from `thinwire.server`.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING
 
-from thinwire.averaging import PQASGD, SPASGD, DiLoCo, LocalSGD, Periodic, Schedule
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, Traits, replicated, residual
-from thinwire.core.layout import Layout, Slot
-from thinwire.drivers import Lockstep, Simulated
-from thinwire.errors import ConfigError, DisagreementError, PayloadError, PeerError, StateError, ThinwireError
-from thinwire.hosts import Attached, attach
-from thinwire.methods import (
-    A2SGD,
-    BF16,
-    DGC,
-    FP16,
-    LAG,
-    LAQ,
-    LASG,
-    QSGD,
-    SLAQ,
-    Dense,
-    EFSign,
-    GaussianK,
-    GSpar,
-    HeavyBall,
-    Natural,
-    OneBit,
-    PowerSGD,
-    RandomBlock,
-    RandomK,
-    Route,
-    ScaleCom,
-    SignSGD,
-    Sketched,
-    TernGrad,
-    Threshold,
-    TopK,
-    Warmup,
-    same_batch,
-)
-from thinwire.methods.registry import methods, parse, parse_method, schedules, to_json
-from thinwire.net.costs import Link
-from thinwire.net.meter import Meter
-from thinwire.net.rank_info import RankInfo
-from thinwire.predict.probe import probe
-from thinwire.sessions.gradient import Session
-from thinwire.sessions.periodic import PeriodicSession
 from thinwire.version import __version__
 
-if _TYPE_CHECKING:
-    from thinwire.server import AsyLPG, LinearProblem, ModuleProblem, asylpg, serve, work
+if TYPE_CHECKING:
+    from thinwire.errors import (
+        ConfigError,
+        DisagreementError,
+        PayloadError,
+        PeerError,
+        StateError,
+        ThinwireError,
+    )
+    from thinwire.hosts.attach import attach
+    from thinwire.methods.registry import list_methods, list_schedules, parse
+    from thinwire.net.meter import Meter
+    from thinwire.predict.probe import probe
+    from thinwire.sessions.gradient import Session
 
 __all__ = [
-    "A2SGD",
-    "BF16",
-    "DGC",
-    "FP16",
-    "LAG",
-    "LAQ",
-    "LASG",
-    "PQASGD",
-    "QSGD",
-    "SLAQ",
-    "SPASGD",
-    "AsyLPG",
-    "Attached",
-    "Channel",
     "ConfigError",
-    "Dense",
-    "DiLoCo",
     "DisagreementError",
-    "EFSign",
-    "Exchange",
-    "GSpar",
-    "GaussianK",
-    "HeavyBall",
-    "Layout",
-    "LinearProblem",
-    "Link",
-    "LocalSGD",
-    "Lockstep",
     "Meter",
-    "ModuleProblem",
-    "Natural",
-    "OneBit",
     "PayloadError",
     "PeerError",
-    "Periodic",
-    "PeriodicSession",
-    "PowerSGD",
-    "RandomBlock",
-    "RandomK",
-    "RankInfo",
-    "Route",
-    "ScaleCom",
-    "Schedule",
     "Session",
-    "SignSGD",
-    "Simulated",
-    "Sketched",
-    "Slot",
-    "State",
     "StateError",
-    "TernGrad",
     "ThinwireError",
-    "Threshold",
-    "TopK",
-    "Traits",
-    "Warmup",
     "__version__",
-    "asylpg",
     "attach",
-    "methods",
+    "list_methods",
+    "list_schedules",
     "parse",
-    "parse_method",
     "probe",
-    "replicated",
-    "residual",
-    "same_batch",
-    "schedules",
-    "serve",
-    "to_json",
-    "work",
 ]
 
-# The parameter server needs Numba from the start: it is imported when it is asked for.
-_SERVER = ("AsyLPG", "LinearProblem", "ModuleProblem", "asylpg", "serve", "work")
+# Loaded when they are asked for: the command line answers `--help` without importing torch.
+_HOMES = {
+    "attach": "thinwire.hosts.attach",
+    "list_methods": "thinwire.methods.registry",
+    "list_schedules": "thinwire.methods.registry",
+    "parse": "thinwire.methods.registry",
+    "Meter": "thinwire.net.meter",
+    "probe": "thinwire.predict.probe",
+    "Session": "thinwire.sessions.gradient",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in _SERVER:
-        from thinwire import server as parameter_server
+    home = _HOMES.get(name, "thinwire.errors")
+    if name not in __all__:
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
 
-        return getattr(parameter_server, name)
-    raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

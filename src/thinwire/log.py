@@ -1,4 +1,4 @@
-"""What thinwire tells the user unasked: through `logging`, and seen also where nobody set that up."""
+"""The log: through `logging`, and visible also in programs that did not set it up."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 _log = logging.getLogger("thinwire")
 
 
-def tell(text: str, *values: object) -> None:
+def info(text: str, *values: object) -> None:
     _make_visible()
     _log.info(f"thinwire: {text}", *values)
 
 
-def warn(text: str, *values: object) -> None:
+def warning(text: str, *values: object) -> None:
     _make_visible()
     _log.warning(f"thinwire: {text}", *values)
 

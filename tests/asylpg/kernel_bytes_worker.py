@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from scipy.sparse import csr_matrix
 
-import thinwire
+from thinwire.server import LinearProblem, asylpg
 
 OPTIONS = {
     "full": {"bits_up": 32, "bits_down": 32},
@@ -29,12 +29,12 @@ def counters() -> dict[str, int]:
     }
 
 
-def problem() -> thinwire.LinearProblem:
+def problem() -> LinearProblem:
     rng = np.random.default_rng(0)
     rows = csr_matrix(
         (rng.normal(size=4000), (rng.integers(0, 40, 4000), rng.integers(0, SIZE, 4000))), (40, SIZE)
     )
-    return thinwire.LinearProblem(rows, np.where(rng.random(40) < 0.5, 1.0, -1.0))
+    return LinearProblem(rows, np.where(rng.random(40) < 0.5, 1.0, -1.0))
 
 
 def measure(variant: str) -> dict[str, int]:
@@ -43,7 +43,7 @@ def measure(variant: str) -> dict[str, int]:
     time.sleep(0.3)
     before = counters()
     options = {"epochs": 2, "epoch_length": 60, "lr": 1e-3, "prox": "l2", "strength": 0.1, **OPTIONS[variant]}
-    result = thinwire.asylpg(given, name=variant, progress=False, **options)
+    result = asylpg(given, name=variant, progress=False, **options)
     time.sleep(0.3)  # the last acknowledgements
     after = counters()
     dist.barrier()

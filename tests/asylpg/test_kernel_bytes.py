@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_kernel_bytes import reports
+from tests.net.test_kernel_bytes import reports
 from thinwire.tools.lab import namespaces
 
 VARIANTS = ("full", "paper", "centered", "sparse")

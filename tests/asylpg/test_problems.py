@@ -6,9 +6,9 @@ import torch
 from scipy.sparse import csc_matrix, csr_matrix
 from torch import nn
 
-import thinwire
 from tests.asylpg.common import ROWS, SIZE, matrix, problem
 from thinwire.errors import ConfigError
+from thinwire.server import LinearProblem, ModuleProblem
 from thinwire.server.problems import as_problem
 
 
@@ -25,7 +25,7 @@ def autograd(a: np.ndarray, y: np.ndarray, x: np.ndarray, loss: str) -> tuple[fl
 @pytest.mark.parametrize("loss", ["logistic", "squares"])
 def test_linear_gradients_are_those_of_autograd(loss):
     a, y = matrix()
-    given = thinwire.LinearProblem(csr_matrix(a), y, loss)
+    given = LinearProblem(csr_matrix(a), y, loss)
     rng = np.random.default_rng(0)
     x, snapshot = rng.normal(size=(2, SIZE))
     total, gradient = given.total(x, 50, 250)
@@ -38,7 +38,7 @@ def test_linear_gradients_are_those_of_autograd(loss):
 
 
 def test_far_margins_do_not_overflow():
-    given = thinwire.LinearProblem(csr_matrix(np.array([[1.0], [-1.0]])), np.array([1.0, 1.0]))
+    given = LinearProblem(csr_matrix(np.array([[1.0], [-1.0]])), np.array([1.0, 1.0]))
     loss, gradient = given.total(np.array([5000.0]), 0, 2)
     assert loss == 5000.0
     assert gradient.tolist() == [1.0]
@@ -52,7 +52,7 @@ def test_smoothness_is_the_longest_rows():
 def test_a_module_sees_the_same_rows_and_dropout_twice():
     model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
     rows = torch.randn(20, 4)
-    given = thinwire.ModuleProblem(model, lambda m, batch: m(batch).square().mean(), rows)
+    given = ModuleProblem(model, lambda m, batch: m(batch).square().mean(), rows)
     x = given.start()
     assert np.abs(given.difference(x, x.copy(), np.arange(5))).max() == 0.0
     moved = x + np.float32(0.1)
@@ -67,7 +67,7 @@ def test_a_dataset_of_examples_is_put_together():
         seen.append(batch)
         return model(batch[0]).mean()
 
-    given = thinwire.ModuleProblem(nn.Linear(3, 1), loss, examples)
+    given = ModuleProblem(nn.Linear(3, 1), loss, examples)
     value, gradient = given.total(given.start(), 2, 5)
     assert given.rows == 6
     assert seen[0][1].tolist() == [2, 3, 4]
@@ -78,19 +78,19 @@ def test_a_dataset_of_examples_is_put_together():
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: thinwire.LinearProblem(np.zeros((2, 2)), [1, 1]), "CSR"),
-        (lambda: thinwire.LinearProblem(csc_matrix(np.eye(2)), [1, 1]), "tocsr"),
-        (lambda: thinwire.LinearProblem(csr_matrix(np.eye(2)), [1, 1, 1]), "labels"),
-        (lambda: thinwire.LinearProblem(csr_matrix(np.eye(2)), [0, 1]), "-1 and"),
-        (lambda: thinwire.LinearProblem(csr_matrix(np.eye(2)), [1, np.nan]), "finite"),
-        (lambda: thinwire.LinearProblem(csr_matrix(np.eye(2)), [1, 1], "hinge"), "loss must be"),
+        (lambda: LinearProblem(np.zeros((2, 2)), [1, 1]), "CSR"),
+        (lambda: LinearProblem(csc_matrix(np.eye(2)), [1, 1]), "tocsr"),
+        (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, 1, 1]), "labels"),
+        (lambda: LinearProblem(csr_matrix(np.eye(2)), [0, 1]), "-1 and"),
+        (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, np.nan]), "finite"),
+        (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, 1], "hinge"), "loss must be"),
         (lambda: as_problem(nn.Linear(1, 1), None, torch.zeros(3, 1)), "loss="),
         (lambda: as_problem("model", None, None), "must be an nn.Module"),
         (lambda: as_problem(problem(), None, torch.zeros(3)), "its own loss"),
-        (lambda: thinwire.ModuleProblem(nn.ReLU(), lambda m, b: b, torch.zeros(3)), "no trainable"),
-        (lambda: thinwire.ModuleProblem(nn.Linear(1, 1), lambda m, b: b, torch.zeros(0, 1)), "no rows"),
+        (lambda: ModuleProblem(nn.ReLU(), lambda m, b: b, torch.zeros(3)), "no trainable"),
+        (lambda: ModuleProblem(nn.Linear(1, 1), lambda m, b: b, torch.zeros(0, 1)), "no rows"),
         (
-            lambda: thinwire.ModuleProblem(nn.Linear(1, 1), lambda m, b: b, (torch.zeros(3), torch.zeros(2))),
+            lambda: ModuleProblem(nn.Linear(1, 1), lambda m, b: b, (torch.zeros(3), torch.zeros(2))),
             "different lengths",
         ),
     ],
@@ -104,4 +104,4 @@ def test_damaged_rows_are_refused():
     rows = csr_matrix(np.eye(3))
     rows.indices[1] = 7
     with pytest.raises(ConfigError, match="outside"):
-        thinwire.LinearProblem(rows, [1, 1, 1])
+        LinearProblem(rows, [1, 1, 1])

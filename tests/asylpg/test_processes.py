@@ -13,6 +13,7 @@ import thinwire
 from tests.asylpg.common import EASY, optimum, problem
 from thinwire.net.launch import Worker, run_local, start_local
 from thinwire.net.liveness import default_store
+from thinwire.server import AsyLPG, asylpg, serve, work
 
 LINEAR = {**EASY, "epochs": 8, "mode": "centered"}
 TIMEOUT = 5.0
@@ -78,7 +79,7 @@ def train_a_module(worker: Worker):
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
     options = {"mode": "centered", "bits_up": 8, "lr": 0.1, "epochs": 6, "epoch_length": 150}
-    result = thinwire.asylpg(model, loss, (inputs, targets), shards=2, name="module", **options)
+    result = asylpg(model, loss, (inputs, targets), shards=2, name="module", **options)
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     return flat.numpy(), [record.objective for record in result.history]
 
@@ -96,27 +97,27 @@ def sleep_at_random(worker: Worker):
 
     pausing.difference = difference
     options = {**LINEAR, "epochs": 3, "epoch_length": 300, "max_staleness": 3}
-    return told(thinwire.asylpg(pausing, name="sleep", **options))
+    return told(asylpg(pausing, name="sleep", **options))
 
 
 def come_back(worker: Worker):
     """Worker 2 crashes and joins again while the others go on."""
-    options = thinwire.AsyLPG(**LINEAR)
+    options = AsyLPG(**LINEAR)
     if worker.rank == 0:
-        return told(thinwire.serve(problem(), options, workers=3, name="back"))
+        return told(serve(problem(), options, workers=3, name="back"))
     join = {"index": worker.rank - 1, "workers": 3, "name": "back"}
     if worker.rank < 3:
         slow = Spoiled(0, None)
         inner = slow._inner.difference
         slow.difference = lambda *args: (time.sleep(0.0005), inner(*args))[1]
-        return thinwire.work(slow, options, **join).updates
-    crashed = caught(lambda: thinwire.work(Spoiled(40, crash), options, **join), Crash)
-    return crashed[0], thinwire.work(problem(), options, **join).updates
+        return work(slow, options, **join).updates
+    crashed = caught(lambda: work(Spoiled(40, crash), options, **join), Crash)
+    return crashed[0], work(problem(), options, **join).updates
 
 
 def resume(worker: Worker, file: str):
     """The server ends in its fourth epoch; all begin anew and it goes on from its checkpoint."""
-    options = thinwire.AsyLPG(**LINEAR)
+    options = AsyLPG(**LINEAR)
 
     def stop(record):
         if record.epoch == 3:
@@ -125,31 +126,31 @@ def resume(worker: Worker, file: str):
     if worker.rank == 0:
         serve = {"workers": 3, "name": "resume", "checkpoint": file}
         first = caught(
-            lambda: thinwire.serve(problem(), options, on_epoch=stop, checkpoint_every=100, **serve),
+            lambda: serve(problem(), options, on_epoch=stop, checkpoint_every=100, **serve),
             RuntimeError,
         )
-        return first, told(thinwire.serve(problem(), options, resume=True, **serve))
+        return first, told(serve(problem(), options, resume=True, **serve))
     join = {"index": worker.rank - 1, "workers": 3, "name": "resume"}
-    first = caught(lambda: thinwire.work(problem(), options, **join), thinwire.ThinwireError)
-    return first, thinwire.work(problem(), options, **join).updates
+    first = caught(lambda: work(problem(), options, **join), thinwire.ThinwireError)
+    return first, work(problem(), options, **join).updates
 
 
 def disagree(worker: Worker):
     """Worker 2 has other options: it is refused, the others begin without it."""
     options = {**LINEAR, "bits_up": 8 if worker.rank == 3 else 4}
-    run = lambda: thinwire.asylpg(problem(), name="disagree", timeout=2.0, **options)  # noqa: E731
+    run = lambda: asylpg(problem(), name="disagree", timeout=2.0, **options)  # noqa: E731
     return caught(run, thinwire.DisagreementError) if worker.rank == 3 else told(run())
 
 
 def too_few(worker: Worker):
     """Two of three workers are wanted, one joins."""
-    options = thinwire.AsyLPG(**LINEAR)
+    options = AsyLPG(**LINEAR)
     if worker.rank == 0:
         serve = {"workers": 3, "min_workers": 2, "name": "few", "timeout": 2.0}
-        return caught(lambda: thinwire.serve(problem(), options, **serve), thinwire.PeerError)
+        return caught(lambda: serve(problem(), options, **serve), thinwire.PeerError)
     if worker.rank == 1:
         join = {"index": 0, "workers": 3, "name": "few"}
-        return caught(lambda: thinwire.work(problem(), options, **join), thinwire.ThinwireError)
+        return caught(lambda: work(problem(), options, **join), thinwire.ThinwireError)
     return None
 
 
@@ -160,19 +161,19 @@ def bad_loss(worker: Worker):
         raise ValueError("no such label")
 
     spoiled = Spoiled(50 if worker.rank == 2 else 0, fail)
-    run = lambda: thinwire.asylpg(spoiled, name="bad", **LINEAR)  # noqa: E731
+    run = lambda: asylpg(spoiled, name="bad", **LINEAR)  # noqa: E731
     return caught(run, thinwire.ThinwireError, ValueError)
 
 
 def diverge(worker: Worker):
     options = {**LINEAR, "lr": 1e200, "prox": "none", "strength": 0.0}
-    run = lambda: thinwire.asylpg(problem(), name="diverge", **options)  # noqa: E731
+    run = lambda: asylpg(problem(), name="diverge", **options)  # noqa: E731
     return caught(run, thinwire.ThinwireError)
 
 
 def no_server(worker: Worker):
-    options = thinwire.AsyLPG(**LINEAR)
-    run = lambda: thinwire.work(problem(), options, index=0, workers=3, name="nobody", timeout=0.5)  # noqa: E731
+    options = AsyLPG(**LINEAR)
+    run = lambda: work(problem(), options, index=0, workers=3, name="nobody", timeout=0.5)  # noqa: E731
     return caught(run, thinwire.PeerError)
 
 
@@ -266,7 +267,7 @@ def test_a_worker_without_a_server_does_not_wait_for_ever(outcomes):
 
 def killed_worker(worker: Worker):
     leave = Spoiled(60, lambda: os._exit(7)) if worker.rank == 2 else problem()
-    return told(thinwire.asylpg(leave, **LINEAR))
+    return told(asylpg(leave, **LINEAR))
 
 
 def test_the_others_go_on_when_a_worker_is_killed():
@@ -287,7 +288,7 @@ def stopped_worker(worker: Worker):
         time.sleep(3 * TIMEOUT)
 
     silent = Spoiled(60, stop) if worker.rank == 2 else problem()
-    run = lambda: told(thinwire.asylpg(silent, timeout=2.0, **LINEAR))  # noqa: E731
+    run = lambda: told(asylpg(silent, timeout=2.0, **LINEAR))  # noqa: E731
     return caught(run, thinwire.ThinwireError) if worker.rank == 2 else run()
 
 
@@ -308,8 +309,8 @@ def dying_server(worker: Worker, way: str):
 
     if worker.rank == 0:
         store.set("server", str(os.getpid()))
-        thinwire.asylpg(problem(), on_epoch=die, timeout=TIMEOUT, **LINEAR)
-    found = caught(lambda: thinwire.asylpg(problem(), timeout=TIMEOUT, **LINEAR), thinwire.PeerError)
+        asylpg(problem(), on_epoch=die, timeout=TIMEOUT, **LINEAR)
+    found = caught(lambda: asylpg(problem(), timeout=TIMEOUT, **LINEAR), thinwire.PeerError)
     store.add("raised", 1)
     if worker.rank == 1:
         while store.add("raised", 0) < 2:

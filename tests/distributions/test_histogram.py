@@ -10,6 +10,7 @@ import thinwire
 from thinwire.drivers import Lockstep
 from thinwire.errors import ConfigError, DisagreementError, ThinwireError
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.histogram import Histogram, measure
 
 
@@ -90,12 +91,12 @@ def test_histograms_of_several_steps_add_up():
 
 def test_mistakes():
     with pytest.raises(ConfigError, match="ratio"):
-        measure([], 1.5, thinwire.RankInfo(0, 1), [])
+        measure([], 1.5, RankInfo(0, 1), [])
     with pytest.raises(ConfigError, match="no gradient on any rank"):
         learned([[], []], [None, None])
     with pytest.raises(DisagreementError, match="different ratios"):
         learned([[torch.ones(9)], [torch.ones(9)], [torch.ones(9)]], [0.01, 0.02, 0.03])
-    session = thinwire.Session([("w", torch.ones(3))], "dense", rank_info=thinwire.RankInfo(0, 1))
+    session = thinwire.Session([("w", torch.ones(3))], "dense", rank_info=RankInfo(0, 1))
     with pytest.raises(ThinwireError, match="driver"):
         session.histogram()
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from thinwire import Layout, methods, parse_method
-from thinwire import averaging as schedules
+from thinwire import list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
+from thinwire.core import Layout
 from thinwire.methods.families import indices
 from thinwire.methods.families.selectors import kept
 from thinwire.tools.catalogue.formulas import FORMULAS, REMARKS
@@ -31,7 +31,7 @@ OTHERS = (
 
 
 def evaluated(text: str, layout: Layout) -> float | None:
-    method = parse_method(text)
+    method = parse(text)
     formula = FORMULAS[method.name]
     if formula.startswith("varies: "):
         return None
@@ -54,7 +54,7 @@ def evaluated(text: str, layout: Layout) -> float | None:
 
 
 def payload(text: str, layout: Layout) -> float | None:
-    method = parse_method(text)
+    method = parse(text)
     if isinstance(method, Schedule):
         inner = method.inner.payload_bytes(layout, 2)
         return None if inner is None else inner / method.period
@@ -70,7 +70,7 @@ def test_a_formula_is_the_method_s_own_count(text: str, shape: tuple[int, int]) 
 
 
 def test_every_method_has_a_formula_and_every_formula_a_method() -> None:
-    known = {*methods(), *schedules()}
+    known = {*list_methods(), *list_schedules()}
     assert set(FORMULAS) == known - WRAPPERS
     assert set(REMARKS) <= known
     assert set(REMARKS) >= WRAPPERS

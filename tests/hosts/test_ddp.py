@@ -28,6 +28,7 @@ from tests.hosts.common import (
 )
 from tests.laws.cohort import Cohort
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import RankInfo
 
 STEPS = range(5)
 
@@ -319,7 +320,9 @@ def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
                     after = session.state_dict()
                     assert not weight.grad.view(-1)[7].isfinite(), f"{label}: the mean is finite"
                     assert torch.equal(before, flat(model)), f"{label}: the step was not skipped"
-                    assert session.step == count or not session.remembers, f"{label}: the step was counted"
+                    assert session.step == count or not session.engine.remembers, (
+                        f"{label}: the step was counted"
+                    )
                     for name, kept in memory["state"].items():
                         for field, tensor in kept.items():
                             same = torch.equal(tensor, after["state"][name][field])
@@ -412,7 +415,7 @@ def subgroups(worker: Worker) -> dict[str, torch.Tensor]:
     for method in METHODS:
         model = wrap(mlp(), process_group=mine)
         session = thinwire.attach(model, method)
-        assert session.rank_info == thinwire.RankInfo(worker.rank % 2, 2)
+        assert session.rank_info == RankInfo(worker.rank % 2, 2)
         results[f"pair, {method}"] = train(model, worker.rank, STEPS)
         session.detach()
     model = wrap(mlp())

@@ -15,27 +15,28 @@ from tests.hosts.common import (
     under_ddp,
     wrap,
 )
+from thinwire.core import Exchange, Layout, State, Traits, replicated, residual
 from thinwire.net.launch import Worker, run_local
 
 
 @dataclass
-class Remembered(thinwire.State):
-    error: torch.Tensor = thinwire.residual()
-    mask: torch.Tensor = thinwire.replicated()
+class Remembered(State):
+    error: torch.Tensor = residual()
+    mask: torch.Tensor = replicated()
 
 
 @dataclass(frozen=True)
-class AlternateHalves(thinwire.Exchange):
+class AlternateHalves(Exchange):
     """Sends every second coordinate, the other half the next time: depends on where a coordinate lies."""
 
     name: ClassVar[str] = "alternate"
     scope: str = "model"
 
     @property
-    def traits(self) -> thinwire.Traits:
-        return thinwire.Traits(conserves=True, scope=self.scope)
+    def traits(self) -> Traits:
+        return Traits(conserves=True, scope=self.scope)
 
-    def init(self, layout: thinwire.Layout) -> Remembered:
+    def init(self, layout: Layout) -> Remembered:
         error = torch.zeros(layout.numel, device=layout.device)
         mask = torch.zeros(layout.numel, dtype=torch.bool, device=layout.device)
         mask[::2] = True
@@ -44,12 +45,12 @@ class AlternateHalves(thinwire.Exchange):
     async def run(self, x, out, state, ch) -> None:
         u = x + state.error
         mean = await ch.mean(torch.where(state.mask, u, 0))
-        if await ch.settled(bool(mean.isfinite().all())):
+        if await ch.commit(bool(mean.isfinite().all())):
             state.error.copy_(torch.where(state.mask, 0, u))
             state.mask.logical_not_()
         out.copy_(mean)
 
-    def payload_bytes(self, layout: thinwire.Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int) -> int:
         return layout.dense_bytes
 
 
@@ -63,7 +64,7 @@ class HalfNow(AlternateHalves):
     async def run(self, x, out, state, ch) -> None:
         half = (x + state.error) / 2
         mean = await ch.mean(half)
-        if await ch.settled(bool(mean.isfinite().all())):
+        if await ch.commit(bool(mean.isfinite().all())):
             state.error.copy_(half)
         out.copy_(mean)
 

@@ -2,7 +2,10 @@
 
 import torch
 
-from thinwire import Exchange, Lockstep, RankInfo, Session, methods, parse
+from thinwire import Session, list_methods, parse
+from thinwire.core import Exchange
+from thinwire.drivers import Lockstep
+from thinwire.net.rank_info import RankInfo
 
 SIZES = (1, 2, 3, 5, 8)
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -23,10 +26,10 @@ ALSO = (
     "topk(ratio=0.05, scope='model')",
     "topk(ratio=0.05, scope='model', reduce='split')",
     "topk(ratio=0.02, warmup=3)",
-    "topk(ratio=0.1, values='qsgd(bits=4)')",
-    "topk(ratio=0.1, values='qsgd(bits=8, bucket=16)', reduce='split')",
+    "topk(ratio=0.1, values=qsgd(bits=4))",
+    "topk(ratio=0.1, values=qsgd(bits=8, bucket=16), reduce='split')",
     "gaussiank(ratio=0.1)",
-    "gaussiank(ratio=0.1, reduce='split', values='qsgd(bits=8)')",
+    "gaussiank(ratio=0.1, reduce='split', values=qsgd(bits=8))",
     "gaussiank(ratio=0.1, scope='model')",
     "randomk(ratio=0.1)",
     "randomk(ratio=0.1, scope='model')",
@@ -35,7 +38,7 @@ ALSO = (
     "randomk(ratio=0.1, shared=False, feedback=False, reduce='gather')",
     "threshold(value=0.5)",
     "threshold(value=0.5, reduce='split')",
-    "threshold(value=0.1, values='qsgd(bits=2)', scope='model')",
+    "threshold(value=0.1, values=qsgd(bits=2), scope='model')",
     "randomblock(ratio=0.2)",
     "randomblock(ratio=0.2, scope='bucket')",
     "randomblock(ratio=0.2, scope='model')",
@@ -58,20 +61,20 @@ ALSO = (
     "gspar(ratio=0.3, rounds=4)",
     "gspar(ratio=0.1, budget=1.0)",
     "gspar(ratio=0.2, scope='model')",
-    "topk(ratio=0.1, values='natural')",
-    "topk(ratio=0.1, values='efsign')",
-    "topk(ratio=0.1, values='terngrad')",
-    "topk(ratio=0.1, values='onebit', reduce='split')",
-    "gaussiank(ratio=0.1, values='onebit')",
-    "warmup(steps=1, method='topk(ratio=0.1)')",
-    "warmup(steps=2, method='powersgd(rank=2)')",
-    "route(default='topk(ratio=0.1)', rules=(('c*', 'qsgd(bits=8)'), ('numel<9', 'randomblock(ratio=0.5)')))",
-    "route(default='powersgd(rank=2)', rules=(('ndim<=1', 'fp16'), ('conv', 'topk(scope=\\'model\\')')))",
+    "topk(ratio=0.1, values=natural)",
+    "topk(ratio=0.1, values=efsign)",
+    "topk(ratio=0.1, values=terngrad)",
+    "topk(ratio=0.1, values=onebit, reduce='split')",
+    "gaussiank(ratio=0.1, values=onebit)",
+    "warmup(steps=1, method=topk(ratio=0.1))",
+    "warmup(steps=2, method=powersgd(rank=2))",
+    "route(default=topk(ratio=0.1), rules=(('c*', qsgd(bits=8)), ('numel<9', randomblock(ratio=0.5))))",
+    "route(default=powersgd(rank=2), rules=(('ndim<=1', fp16), ('conv', topk(scope='model'))))",
     "heavyball(momentum=0.5, nesterov=True)",
     "dgc(ratio=0.1, momentum=0.0)",
     "dgc(ratio=0.1, momentum=0.0, reduce='split', scope='model')",
     "dgc(ratio=0.1, reduce='gather', nesterov=True, clip=5.0)",
-    "dgc(ratio=0.1, reduce='split', values='qsgd(bits=8)', warmup=2)",
+    "dgc(ratio=0.1, reduce='split', values=qsgd(bits=8), warmup=2)",
     "dgc(ratio=0.05, scope='model', clip=2.0)",
     "scalecom(ratio=0.1)",
     "scalecom(ratio=0.1, beta=0.3)",
@@ -99,7 +102,7 @@ ALSO = (
     "powersgd(rank=1, alternate=True, warm_start=False)",
 )
 
-CONFIGURATIONS: tuple[str, ...] = tuple(str(cls()) for cls in methods().values()) + ALSO
+CONFIGURATIONS: tuple[str, ...] = tuple(str(cls()) for cls in list_methods().values()) + ALSO
 
 
 def named(predicate) -> list[str]:
@@ -146,20 +149,20 @@ class Cohort:
     ) -> list[dict[str, torch.Tensor]]:
         results, programs = [], []
         for session, tensors in zip(self.sessions, inputs, strict=True):
-            session.begin_step()
-            result, views = session.views(tensors, in_place=in_place)
+            session.engine.begin_step()
+            result, views = session.engine.views(tensors, in_place=in_place)
             results.append(result)
-            programs.append(session.program(views))
+            programs.append(session.engine.program(views))
         kept = self.driver.run(programs)
         for session in self.sessions:
-            session.end_step(kept)
+            session.engine.end_step(kept)
         return results
 
-    def pending(self) -> dict[str, torch.Tensor]:
+    def residuals(self) -> dict[str, torch.Tensor]:
         """What all ranks together still owe, by parameter, in float64."""
         owed = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self.shapes.items()}
         for session in self.sessions:
-            for name, amount in session.pending().items():
+            for name, amount in session.residuals().items():
                 owed[name] += amount.double().view(owed[name].shape)
         return owed
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import CONFIGURATIONS, SHAPES, SIZES, Cohort, named, same_bits, same_state, total
-from thinwire import parse, to_json
+from thinwire import parse
+from thinwire.methods.registry import to_json
 
 everywhere = pytest.mark.parametrize("method", CONFIGURATIONS)
 sizes = pytest.mark.parametrize("size", SIZES)
@@ -32,9 +33,9 @@ def test_conservation(method: str, size: int) -> None:
     """Sum of inputs + old errors = size x output + new errors: nothing is lost."""
     cohort = Cohort(method, size)
     for step in range(5):
-        before, inputs = cohort.pending(), cohort.inputs(step)
+        before, inputs = cohort.residuals(), cohort.inputs(step)
         outputs, given = cohort.average(inputs), total(inputs)
-        after = cohort.pending()
+        after = cohort.residuals()
         for name in SHAPES:
             arrived = size * outputs[0][name].double() + after[name]
             scale = given[name].abs().max() + before[name].abs().max() + 1
@@ -91,10 +92,12 @@ def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
         cohort.average(cohort.inputs(step))
         metered = [meter.payload_bytes - old for meter, old in zip(cohort.driver.meters, before, strict=True)]
         if promised is None:
-            assert parse(method).traits.ragged, "only ragged methods may not know their bytes"
+            assert parse(method).traits.payload == "data-dependent", (
+                "only ragged methods may not know their bytes"
+            )
         else:
             most = max(most, *metered)
-            if parse(method).traits.even:
+            if parse(method).traits.payload == "fixed":
                 assert set(metered) == {promised}
     assert promised is None or most == promised
 
@@ -224,7 +227,7 @@ def test_convergence_of_what_conserves(method: str) -> None:
     assert (x - problem.best).norm() < 0.02 * problem.best.norm()
 
 
-@pytest.mark.parametrize("method", named(lambda traits: traits.unbiased and not traits.memoryless))
+@pytest.mark.parametrize("method", named(lambda traits: traits.unbiased and not traits.single_mean))
 def test_convergence_of_what_is_unbiased(method: str) -> None:
     """With steps of 1/t the error falls to what the measured variance leaves after T steps: about var/T."""
     problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})

@@ -15,7 +15,7 @@ found = {}
 for method in CONFIGURATIONS:
     cohort = Cohort(method, 3)
     session = cohort.sessions[0]
-    prepare_for({session.route.exchange_for(slot) for slot, _ in session._tensors.values()}, loud=False)
+    prepare_for(session.engine.exchanges, loud=False)
     with event.install_recorder("numba:compile") as recorder:
         for dtype in (torch.float32, torch.bfloat16):
             cohort = Cohort(method, 3, dtype=dtype)

@@ -30,7 +30,7 @@ def test_reality(size: int) -> None:
             real = [results[method][step] for results in everybody]
             if parse(method).traits.consensus:
                 assert all(same_state(real[0], other) for other in real), f"{method}: ranks differ"
-            tolerance = 8 * size * parse(method).traits.rounding
+            tolerance = 8 * size * parse(method).rounding
             for rank, expected in enumerate(cohort.average(given[step])):
                 for name, tensor in expected.items():
                     scale = 1 + tensor.abs().max()

@@ -6,9 +6,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from tests.laws.cohort import SHAPES, Cohort, same_bits
-from thinwire import A2SGD, ConfigError, RankInfo, Session
+from thinwire import ConfigError, Session
 from thinwire.drivers import Lockstep
+from thinwire.methods import A2SGD
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import RankInfo
 
 
 def test_one_worker_keeps_its_gradient() -> None:
@@ -54,8 +56,8 @@ def test_the_residual_of_a_gaussian_has_the_energy_of_the_paper() -> None:
 def test_drift_without_end_must_be_asked_for() -> None:
     with pytest.raises(ConfigError, match="allow_drift"):
         A2SGD(average_every=None)
-    assert A2SGD(average_every=None, allow_drift=True).traits.reconcile_every is None
-    assert A2SGD().traits.reconcile_every == 32
+    assert A2SGD(average_every=None, allow_drift=True).reconcile_every is None
+    assert A2SGD().reconcile_every == 32
 
 
 def test_reconciliation_in_lock_step_makes_equal_bits_of_parameters_and_momenta() -> None:

@@ -7,8 +7,10 @@ import torch
 
 from tests.laws.cohort import Cohort, same_state
 from tests.laws.test_laws import Quadratic
-from thinwire import DGC, ConfigError, HeavyBall, Layout, TopK
+from thinwire import ConfigError
+from thinwire.core import Layout
 from thinwire.core.state import StateStore
+from thinwire.methods import DGC, HeavyBall, TopK
 
 SHAPES = {"wide": (24, 37)}
 
@@ -20,11 +22,11 @@ def test_without_momentum_it_is_topk_with_error_feedback(options: dict) -> None:
     for step in range(5):
         inputs = plain.inputs(step)
         assert same_state(plain.average(inputs), corrected.average(inputs))
-        assert same_state(plain.pending(), corrected.pending())
+        assert same_state(plain.residuals(), corrected.residuals())
 
 
 def state(cohort: Cohort, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    entries = cohort.sessions[rank].states.entries()["wide"]
+    entries = cohort.sessions[rank].engine.states.entries()["wide"]
     return entries["error"], entries["m"]
 
 
@@ -122,7 +124,7 @@ def test_momentum_follows_its_parameters_when_buckets_change_and_is_not_owed() -
     method, store = HeavyBall(), StateStore()
     both = Layout.of([("a", (3,)), ("b", (2,))])
     store.take(method, both).m.copy_(torch.arange(5.0))
-    assert not store.pending()
+    assert not store.residuals()
     store.rescale(2.0)
     (b,), (a,) = (store.take(method, both.pick([both.slots[i]])).tensors("momentum").values() for i in (1, 0))
     assert a.tolist() == [0, 2, 4]
@@ -138,7 +140,8 @@ def test_after_a_resize_the_mean_momentum_is_what_it_was(method: DGC | HeavyBall
     for rank, session in enumerate(two.sessions):
         session.load_state_dict(states[2 * rank : 2 * rank + 2], on_resize="sum")
     old, new = (
-        sum(session.states.entries()["wide"]["m"] for session in cohort.sessions) / len(cohort.sessions)
+        sum(session.engine.states.entries()["wide"]["m"] for session in cohort.sessions)
+        / len(cohort.sessions)
         for cohort in (four, two)
     )
     assert torch.allclose(old, new, atol=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import EFSign
+from thinwire.methods import EFSign
 
 
 def decoded(u: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_the_error_is_what_was_not_sent() -> None:
         inputs = cohort.inputs(step)
         out = cohort.average(inputs)[0]["wide"]
         owed = owed + inputs[0]["wide"] - out
-        assert torch.allclose(cohort.sessions[0].pending()["wide"].view(20, 30), owed, atol=1e-5)
+        assert torch.allclose(cohort.sessions[0].residuals()["wide"].view(20, 30), owed, atol=1e-5)
 
 
 def test_two_shots_keep_the_errors_bounded() -> None:
@@ -48,7 +48,7 @@ def test_two_shots_keep_the_errors_bounded() -> None:
     norms = []
     for _ in range(100):
         cohort.average(inputs)
-        norms.append(float(cohort.pending()["wide"].norm()))
+        norms.append(float(cohort.residuals()["wide"].norm()))
     assert max(norms[50:]) < 2 * max(norms[:50])
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import ConfigError, GSpar, PayloadError
+from thinwire import ConfigError, PayloadError
+from thinwire.methods import GSpar
 from thinwire.methods.gspar import decode
 
 

@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from tests.laws.cohort import SHAPES, Cohort, same_bits
 from tests.laws.test_laws import Quadratic
-from thinwire import LAG, LAQ, LASG, SLAQ, ConfigError, Exchange, PayloadError, RankInfo, Session
+from thinwire import ConfigError, PayloadError, Session
+from thinwire.core import Exchange
+from thinwire.methods import LAG, LAQ, LASG, SLAQ
 from thinwire.methods.families.lazy import Coder, Counts, LazyState
 from thinwire.net import costs
+from thinwire.net.rank_info import RankInfo
 
 # Within what theory asks for: window * xi well below 1, steps shorter for it.
 SOUND = (
@@ -23,7 +26,7 @@ SOUND = (
 
 
 def states(cohort: Cohort) -> list[LazyState]:
-    return [next(iter(session.states._live.values())).state for session in cohort.sessions]
+    return [next(iter(session.engine.states._live.values())).state for session in cohort.sessions]
 
 
 def descend(cohort: Cohort, steps: int, rate: float = 0.3) -> tuple[torch.Tensor, Quadratic]:
@@ -228,8 +231,8 @@ def test_codes_too_coarse_for_the_rule_are_warned_of() -> None:
         for method in (LAQ(bits=bits), SLAQ(bits=bits)):
             skips = upload.size <= method.allowed(0.0, upload.error, upload.error)
             assert skips == (bits < 4), "everything has changed"
-            assert bool(method.caution) == skips
-    assert SLAQ(bits=1, max_skip=0).caution is None
+            assert bool(method.warning) == skips
+    assert SLAQ(bits=1, max_skip=0).warning is None
     uneven = Coder(4).encode(change**3, torch.zeros(10_000))
     assert uneven.size < SLAQ().allowed(0.0, uneven.error, uneven.error), (
         "4 bits do not suffice for every tensor"
@@ -295,14 +298,15 @@ def test_a_changed_learning_rate_is_taken_into_account() -> None:
                 optimizer.param_groups[0]["lr"] = rate
             programs = []
             for session in sessions:
-                session.begin_step()
-                _, views = session.views({"p": base + 0.9 * torch.randn(40, generator=rng)})
-                programs.append(session.program(views))
+                session.engine.begin_step()
+                _, views = session.engine.views({"p": base + 0.9 * torch.randn(40, generator=rng)})
+                programs.append(session.engine.program(views))
             kept = driver.run(programs)
             for session in sessions:
-                session.end_step(kept)
+                session.engine.end_step(kept)
         return sum(
-            Counts.of(next(iter(session.states._live.values())).state).clock == 0 for session in sessions
+            Counts.of(next(iter(session.engine.states._live.values())).state).clock == 0
+            for session in sessions
         )
 
     assert uploads(1.0) == 3

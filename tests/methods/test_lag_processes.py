@@ -45,7 +45,7 @@ def carried(worker: Worker, methods: tuple[str, ...], steps: int) -> dict[str, d
         after = inside.counters()
         assert before is not None
         assert after is not None
-        state = next(iter(session.states._live.values()), None)
+        state = next(iter(session.engine.states._live.values()), None)
         uploads = steps + 1 if state is None else Counts.of(state.state).uploads
         found[method] = {
             "kernel": after.sent - before.sent,

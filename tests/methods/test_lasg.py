@@ -8,9 +8,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import LASG, ConfigError, Lockstep, RankInfo, Session
+from thinwire import ConfigError, Session
+from thinwire.drivers import Lockstep
+from thinwire.methods import LASG
 from thinwire.methods.families.lazy import Counts
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import RankInfo
 
 
 class Net(nn.Module):
@@ -48,7 +51,7 @@ def test_the_second_gradient_is_that_of_the_old_parameters_and_disturbs_nothing(
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    thinwire.same_batch(session, model, lambda module: loss(module, 0, 0))
+    session.same_batch(model, lambda module: loss(module, 0, 0))
     assert torch.equal(state, torch.get_rng_state()), "the forward pass that follows has the same dropout"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -63,24 +66,24 @@ def step(
     programs, results = [], []
     for rank, (session, model) in enumerate(zip(sessions, models, strict=True)):
         if compare:
-            thinwire.same_batch(session, model, lambda module, rank=rank: loss(module, rank, number))
+            session.same_batch(model, lambda module, rank=rank: loss(module, rank, number))
         model.zero_grad()
         with torch.random.fork_rng(devices=()):
             loss(model, rank, number).backward()
-        session.begin_step()
-        result, views = session.views({name: p.grad for name, p in model.named_parameters()})
+        session.engine.begin_step()
+        result, views = session.engine.views({name: p.grad for name, p in model.named_parameters()})
         results.append(result)
-        programs.append(session.program(views))
+        programs.append(session.engine.program(views))
     kept = driver.run(programs)
     for session, model, result in zip(sessions, models, results, strict=True):
-        session.end_step(kept)
+        session.engine.end_step(kept)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.sub_(0.02 * result[name])
 
 
 def uploads(session: Session) -> int:
-    return Counts.of(next(iter(session.states._live.values())).state).uploads
+    return Counts.of(next(iter(session.engine.states._live.values())).state).uploads
 
 
 def run(method: LASG, steps: int, compare: bool) -> tuple[list[Session], list[nn.Module]]:
@@ -144,11 +147,13 @@ def test_gradients_that_do_not_fit_are_refused() -> None:
     model = net()
     session = Session(model.named_parameters(), LASG(), rank_info=RankInfo(0, 1))
     with pytest.raises(ConfigError, match="is missing"):
-        session.compare_with({})
+        session.engine.use_stale_gradients({})
     with pytest.raises(ConfigError, match="has shape"):
-        session.compare_with({name: torch.zeros(1, 2, 3) for name, _ in model.named_parameters()})
+        session.engine.use_stale_gradients(
+            {name: torch.zeros(1, 2, 3) for name, _ in model.named_parameters()}
+        )
     with pytest.raises(ConfigError, match="that the model does not have"):
-        thinwire.same_batch(session, nn.Linear(2, 2), lambda module: module(torch.zeros(2)).sum())
+        session.same_batch(nn.Linear(2, 2), lambda module: module(torch.zeros(2)).sum())
 
 
 def trained(worker: Worker, wrapped: bool) -> tuple[torch.Tensor, int, int]:
@@ -165,7 +170,7 @@ def trained(worker: Worker, wrapped: bool) -> tuple[torch.Tensor, int, int]:
     for number in range(15):
         optimizer.zero_grad()
         if wrapped:
-            thinwire.same_batch(session, ddp, lambda module, n=number: loss(module, worker.rank, n))
+            session.same_batch(ddp, lambda module, n=number: loss(module, worker.rank, n))
             loss(ddp, worker.rank, number).backward()
         else:
             old = copy.deepcopy(model)

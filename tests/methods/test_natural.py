@@ -1,7 +1,7 @@
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import Natural
+from thinwire.methods import Natural
 
 
 def decoded(g: torch.Tensor, seed: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import OneBit
+from thinwire.methods import OneBit
 
 
 def skewed() -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_the_residual_is_what_was_not_sent() -> None:
         inputs = cohort.inputs(step)
         out = cohort.average(inputs)[0]["wide"]
         owed = owed + inputs[0]["wide"] - out
-        assert torch.allclose(cohort.sessions[0].pending()["wide"].view(20, 30), owed, atol=1e-5)
+        assert torch.allclose(cohort.sessions[0].residuals()["wide"].view(20, 30), owed, atol=1e-5)
 
 
 def test_never_worse_than_one_magnitude() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort, total
-from thinwire import PowerSGD
+from thinwire.methods import PowerSGD
 
 SHAPES = {"wide": (24, 37)}
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort, same_state, total
-from thinwire import PayloadError, ScaleCom, TopK, kernels
+from thinwire import PayloadError, kernels
+from thinwire.methods import ScaleCom, TopK
 
 SHAPES = {"wide": (24, 37)}
 N = 24 * 37
@@ -29,7 +30,7 @@ def test_all_that_was_sent_and_memory_over_beta_are_all_gradients(method: ScaleC
         inputs = cohort.inputs(step)
         given += total(inputs)["wide"]
         sent += size * cohort.average(inputs)[0]["wide"].double()
-    memory = sum(s.states.entries()["wide"]["error"].double() for s in cohort.sessions).view(24, 37)
+    memory = sum(s.engine.states.entries()["wide"]["error"].double() for s in cohort.sessions).view(24, 37)
     assert torch.allclose(sent + memory / method.beta, given, atol=1e-3)
     if method.beta < 1:
         assert not torch.allclose(sent + memory, given, atol=1.0), "without 1/beta it fails"
@@ -40,7 +41,7 @@ def test_one_rank_with_beta_one_is_topk_with_error_feedback() -> None:
     for step in range(5):
         inputs = scalecom.inputs(step)
         assert same_state(scalecom.average(inputs), topk.average(inputs))
-        assert same_state(scalecom.pending(), topk.pending())
+        assert same_state(scalecom.residuals(), topk.residuals())
 
 
 @pytest.mark.parametrize("chunk", [20, 300])

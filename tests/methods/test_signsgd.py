@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort, same_state
-from thinwire import ConfigError, SignSGD
+from thinwire import ConfigError
+from thinwire.methods import SignSGD
 
 WIDE = {"wide": (40, 50)}
 

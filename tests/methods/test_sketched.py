@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort, total
-from thinwire import HeavyBall, Sketched, kernels
+from thinwire import kernels
+from thinwire.methods import HeavyBall, Sketched
 
 SHAPES = {"a": (40, 50), "b": (30, 20)}
 
@@ -41,9 +42,9 @@ def test_recall_of_planted_hitters() -> None:
 def test_conservation_coordinate_by_coordinate() -> None:
     cohort = Cohort(Sketched(ratio=0.01, momentum=0.0), 3, SHAPES)
     for step in range(5):
-        inputs, before = cohort.inputs(step), cohort.pending()
+        inputs, before = cohort.inputs(step), cohort.residuals()
         outputs = cohort.average(inputs)
-        after, given = cohort.pending(), total(inputs)
+        after, given = cohort.residuals(), total(inputs)
         for name in SHAPES:
             arrived = 3 * outputs[0][name].double() + after[name]
             assert torch.allclose(arrived, before[name] + given[name], atol=1e-4)
@@ -56,7 +57,7 @@ def test_k_entries_are_sent_and_forgotten() -> None:
         (output, *_) = cohort.average(cohort.inputs(step))
         flat = torch.cat([output[name].view(-1) for name in SHAPES])
         assert flat.count_nonzero() == 20, "selected in the whole model"
-        entries = cohort.sessions[0].states.entries()
+        entries = cohort.sessions[0].engine.states.entries()
         for field in ("u", "v"):
             kept = torch.cat([entries[name][field] for name in SHAPES])
             assert not kept[flat != 0].any()

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import ConfigError, TernGrad
+from thinwire import ConfigError
+from thinwire.methods import TernGrad
 
 
 def heavy(n: int = 3000) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Schedules: methods that talk about parameters from time to time. A new one is a file and a line below."""
+"""Periodic averaging: the schedules. A new one is a file here and a line in `methods/registry.py`."""
 
 from thinwire.averaging.base import Outer, PeriodOptions, Schedule
 from thinwire.averaging.diloco import DiLoCo
@@ -7,10 +7,7 @@ from thinwire.averaging.periodic import Periodic
 from thinwire.averaging.pqasgd import PQASGD
 from thinwire.averaging.spasgd import SPASGD
 
-BUILT_IN: tuple[type[Schedule], ...] = (LocalSGD, SPASGD, PQASGD, DiLoCo, Periodic)
-
 __all__ = [
-    "BUILT_IN",
     "PQASGD",
     "SPASGD",
     "DiLoCo",

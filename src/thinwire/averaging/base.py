@@ -1,4 +1,4 @@
-"""A schedule decides when the replicas talk, and about what: their parameters instead of every gradient."""
+"""Periodic averaging: a schedule decides when the replicas average their parameters, and which of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MOMENTA = ("keep", "reset", "average")
 class Outer:
     """The step that the common model takes along the mean of `anchor - params`.
 
-    v <- mu v + g,  anchor <- anchor - lr (g + mu v): Nesterov; with lr = 1 and mu = 0 the mean of the
-    replicas themselves.
+    v <- mu v + g,  anchor <- anchor - lr (g + mu v) (Nesterov). With lr = 1 and mu = 0 this is the mean of
+    the replicas.
     """
 
     lr: float = 1.0
     momentum: float = 0.0
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, velocity: torch.Tensor | None) -> None:
-        """In place, from numbers that are equal on all ranks: so is the result."""
+        """Update the anchor in place. The inputs are equal on all ranks, and so is the result."""
         if velocity is not None:
             velocity.mul_(self.momentum).add_(mean)
             mean = mean.add(velocity, alpha=self.momentum)
@@ -38,17 +38,17 @@ class Outer:
 
 @dataclass(frozen=True)
 class ScheduleBase(Configured, ABC):
-    """What a schedule says of itself; apart from `Schedule` so that a method's own options come first."""
+    """The interface of a schedule; separate from `Schedule` so that a method's own options come first."""
 
     @property
     @abstractmethod
     def inner(self) -> Exchange:
-        """What `anchor - params` goes through."""
+        """The exchange for `anchor - params`."""
 
     @property
     @abstractmethod
     def period(self) -> int:
-        """Steps of a cycle, in which every coordinate is averaged once."""
+        """Steps per cycle; in a cycle every coordinate is averaged once."""
 
     @property
     def outer(self) -> Outer:
@@ -56,7 +56,7 @@ class ScheduleBase(Configured, ABC):
 
     @property
     def whole_tensors(self) -> bool:
-        """Whether a fragment consists of whole tensors; otherwise of equally many coordinates."""
+        """Whether fragments consist of whole tensors; if not, they have equally many coordinates."""
         return True
 
     @property
@@ -64,46 +64,46 @@ class ScheduleBase(Configured, ABC):
         return 1
 
     @property
-    def late(self) -> int:
-        """A result is applied so many steps after it was asked for."""
+    def delay(self) -> int:
+        """The number of steps between the start of a sync round and applying its result."""
         return 0
 
     @property
-    def local_share(self) -> float:
-        """How much of a rank's own parameters stays when a late result is applied."""
+    def blend_share(self) -> float:
+        """The share of its own parameters that a rank keeps when a result is applied later."""
         return 0.0
 
     def cycle_steps(self, cycle: int) -> int:
-        """Steps of cycle number `cycle`, counted from the end of the warm-up."""
+        """Steps of cycle number `cycle`; cycles are counted from the end of the warm-up."""
         del cycle
         return self.period
 
     def fragment_order(self, cycle: int, seed: int) -> list[int]:
-        """In which order the fragments of a cycle meet."""
+        """The order in which the fragments of a cycle are synchronised."""
         del cycle, seed
         return list(range(self.fragment_count))
 
 
 def _aside(default: Any) -> Any:
-    """An option that is named in the method string only where it differs from its default."""
+    """An option that appears in the method string only if it differs from its default."""
     return field(default=default, metadata={"main": False})
 
 
 @dataclass(frozen=True)
 class Schedule(ScheduleBase):
-    """A frozen configuration: every rank trains by itself, and after some steps the replicas meet.
+    """A frozen configuration: every rank trains by itself, with a sync round every few steps.
 
-    At a meeting `anchor - params` goes through an exchange, the anchor (the last common model) takes the
-    outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
+    In a sync round `anchor - params` goes through an exchange, the anchor (the last common model) takes
+    the outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
 
     Options of all schedules:
 
-    warmup: meet after every one of the first so many steps.
-    momentum: what becomes of the optimizer's memory (momentum, second moments) at a meeting: "keep" leaves
-        it to each rank, "reset" forgets it, "average" costs a dense mean of it.
-    buffers: average floating-point buffers (batch-norm statistics) as well, once a cycle.
-    anchor: "device" keeps the last common model beside the parameters, "cpu" in main memory; in float32
-        (float64 for float64 parameters) either way.
+    warmup: the number of steps at the start with a sync round after each.
+    momentum: the optimizer's state (momentum, second moments) in a sync round: "keep" leaves it to each rank,
+        "reset" clears it, "average" averages it, which costs a dense mean.
+    buffers: average floating-point buffers (batch-norm statistics) as well, once per cycle.
+    anchor: "device" keeps the last common model on the device of the parameters, "cpu" in main memory; in
+        float32 (float64 for float64 parameters) either way.
     """
 
     warmup: int = _aside(0)
@@ -117,15 +117,15 @@ class Schedule(ScheduleBase):
         checks.flag(self.name, "buffers", self.buffers)
         checks.one_of(self.name, "anchor", self.anchor, ("device", "cpu"))
         traits = self.inner.traits
-        if traits.owns_momentum:
+        if traits.optimizer == "no momentum":
             raise ConfigError(
-                f"{self.name}: {self.inner.name} keeps a momentum of gradients, and what meets here are "
-                "parameters; take topk or qsgd, and outer_momentum"
+                f"{self.name}: {self.inner.name} keeps a momentum of gradients, and periodic averaging "
+                "exchanges parameters; take topk or qsgd, and outer_momentum"
             )
         if not traits.consensus:
             raise ConfigError(
                 f"{self.name}: {self.inner.name} gives every rank a result of its own, so the replicas "
-                "would never be equal; take one with the trait consensus, such as qsgd or topk"
+                "would never be equal; take a method with the same result on all ranks, such as qsgd or topk"
             )
 
 
@@ -133,14 +133,14 @@ class Schedule(ScheduleBase):
 class PeriodOptions(Schedule):
     """Options of the schedules with a period:
 
-    grow: every cycle is so many times as long as the one before.
-    longest: but never longer than this.
-    fragments: cut the model into so many sets of tensors that meet one after the other, evenly spread over
-        the cycle, instead of all at its end.
-    overlap: apply a result so many steps after it was asked for; the steps in between go on beside the
+    grow: every cycle is this many times as long as the one before.
+    longest: the limit of this growth, in steps.
+    fragments: cut the model into this many sets of tensors. They are synchronised one after the other, evenly
+        spread over the cycle, instead of all at its end.
+    overlap: apply a result this many steps after its sync round began; the steps in between overlap with the
         communication. None: 1 with several fragments, otherwise 0.
-    blend: the share of its own parameters that a rank keeps when a late result is applied; with 0 the
-        replicas are equal then, and what the steps in between have done to the fragment is dropped.
+    blend: the share of its own parameters that a rank keeps when a result is applied later. With 0 the
+        replicas are equal then, and the local steps taken in between are discarded for the fragment.
     """
 
     grow: float = _aside(1.0)
@@ -164,24 +164,27 @@ class PeriodOptions(Schedule):
         checks.at_least(self.name, "fragments", self.fragments, 1)
         if self.fragments > self.period:
             raise ConfigError(
-                f"{self.name}: {self.fragments} fragments cannot meet one after the other in a cycle of "
-                f"every={self.period} steps"
+                f"{self.name}: {self.fragments} fragments cannot be synchronised one by one in a cycle "
+                f"of every={self.period} steps"
             )
         if self.overlap is not None:
             checks.at_least(self.name, "overlap", self.overlap, 0)
-        if self.late and self.late >= self.period:
+        if self.delay and self.delay >= self.period:
             raise ConfigError(
-                f"{self.name}: overlap={self.late} must be less than every={self.period}: a fragment's "
-                "result is applied before the fragment meets again"
+                f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "
+                "result is applied before the fragment is synchronised again"
             )
         share = self.blend
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{self.name}: blend must be a number from 0 up and below 1, not {share!r}")
-        if share and not self.late:
-            raise ConfigError(f"{self.name}: blend is for results that come late; give overlap as well")
-        if self.late and self.momentum == "average":
+        if share and not self.delay:
             raise ConfigError(
-                f"{self.name}: momentum='average' needs overlap=0: a late mean would undo the steps since"
+                f"{self.name}: blend is for results that are applied later; give overlap as well"
+            )
+        if self.delay and self.momentum == "average":
+            raise ConfigError(
+                f"{self.name}: momentum='average' needs overlap=0: a mean applied later would undo the "
+                "steps since"
             )
 
     @property
@@ -189,13 +192,13 @@ class PeriodOptions(Schedule):
         return self.fragments
 
     @property
-    def late(self) -> int:
+    def delay(self) -> int:
         if self.overlap is None:
             return 1 if self.fragments > 1 and self.period > 1 else 0
         return self.overlap
 
     @property
-    def local_share(self) -> float:
+    def blend_share(self) -> float:
         return self.blend
 
     def cycle_steps(self, cycle: int) -> int:

@@ -1,4 +1,4 @@
-"""Which fragments meet after which step: a pure function of the steps taken, so equal on all ranks."""
+"""Which fragments are synchronised after which step: a pure function of the steps, so equal on all ranks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from thinwire.averaging.base import Schedule
 
-COUNTERS = ("step", "start", "cycle", "met")
+COUNTERS = ("step", "start", "cycle", "synced")
 
 
 class Clock:
     """Counts optimizer steps.
 
-    A cycle of P steps has its N fragments meet at the steps ceil((i + 1) P / N), i = 0 ... N - 1: the last
-    one at its end. While warm-up lasts a cycle is one step. `met` is the last step after which the whole
-    replicas were equal.
+    A cycle of P steps synchronises N fragments at the steps ceil((i + 1) P / N), i < N: the
+    last one at its end. While warm-up lasts a cycle is one step. `synced` is the last step after which
+    the whole replicas were equal.
     """
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
@@ -23,7 +23,7 @@ class Clock:
         self.step = 0
         self.start = 0
         self.cycle = 0
-        self.met = 0
+        self.synced = 0
 
     @property
     def warming_up(self) -> bool:
@@ -31,40 +31,40 @@ class Clock:
 
     @property
     def steps(self) -> int:
-        """Of the cycle that is under way."""
+        """The length of the current cycle."""
         return 1 if self.warming_up else self._schedule.cycle_steps(self.cycle)
 
     @property
-    def late(self) -> int:
-        """After how many steps a result of this cycle is applied."""
-        return min(self._schedule.late, self.steps - 1)
+    def delay(self) -> int:
+        """The number of steps after which a result of this cycle is applied."""
+        return min(self._schedule.delay, self.steps - 1)
 
     @property
-    def all_met(self) -> bool:
+    def all_synced(self) -> bool:
         """Whether the whole replicas are equal at this moment."""
-        return self.met == self.step
+        return self.synced == self.step
 
     def tick(self) -> tuple[list[int], int, bool]:
-        """One more step: the fragments that meet now, how late their result is, whether the cycle ends."""
+        """Count a step. Returns the fragments to synchronise now, their delay, and whether the cycle ends."""
         self.step += 1
-        offset, steps, late = self.step - self.start, self.steps, self.late
+        offset, steps, delay = self.step - self.start, self.steps, self.delay
         count = self._schedule.fragment_count
         order = self._schedule.fragment_order(self.cycle, self._seed)
         due = [fragment for i, fragment in enumerate(order) if -(-(i + 1) * steps // count) == offset]
-        if len(due) == count and late == 0:
-            self.met = self.step
+        if len(due) == count and delay == 0:
+            self.synced = self.step
         ends = offset >= steps
         if ends:
             self.cycle += 0 if self.warming_up else 1
             self.start = self.step
-        return due, late, ends
+        return due, delay, ends
 
     def restart(self) -> None:
-        """All fragments have met: a new cycle begins here."""
-        self.start = self.met = self.step
+        """All fragments are synchronised: a new cycle begins here."""
+        self.start = self.synced = self.step
 
     def save(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in COUNTERS}
 
     def load(self, saved: Mapping[str, int]) -> None:
-        self.step, self.start, self.cycle, self.met = (int(saved[name]) for name in COUNTERS)
+        self.step, self.start, self.cycle, self.synced = (int(saved[name]) for name in COUNTERS)

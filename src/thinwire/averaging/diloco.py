@@ -1,4 +1,4 @@
-"""DiLoCo: an outer optimizer along what many local steps have done."""
+"""DiLoCo: an outer optimizer on top of many local steps."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class _OuterOptions(EveryOption):
 
 @dataclass(frozen=True)
 class DiLoCo(PeriodOptions, _OuterOptions):
-    """Many local steps, then one step of Nesterov's momentum for the common model.
+    """Many local steps, then one Nesterov step of the common model.
 
     With z the last common model, after `every` local steps (AdamW in the paper)
     g = (1/W) sum_l (z - x_l);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
 
-    With `fragments` and `overlap` it is Streaming DiLoCo: parts of the model meet one after the other, and
-    the result of each is applied some steps later.
+    With `fragments` and `overlap` it is Streaming DiLoCo: parts of the model are synchronised one after the
+    other, and the result of each is applied some steps later.
 
     Args:
-        every: optimizer steps between two meetings.
+        every: optimizer steps between two sync rounds.
         outer_lr, outer_momentum: lr and mu above.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.DiLoCo(every=100, fragments=4, overlap=2, blend=0.5))
+        >>> from thinwire.averaging import DiLoCo
+        >>> str(DiLoCo(every=100, fragments=4, overlap=2, blend=0.5))
         'diloco(every=100, fragments=4, overlap=2, blend=0.5)'
 
     Reference: Douillard et al., "DiLoCo", 2023; Douillard et al., "Streaming DiLoCo with overlapping
@@ -45,7 +45,7 @@ class DiLoCo(PeriodOptions, _OuterOptions):
 
     Differences from the papers: fragments are runs of neighbouring tensors instead of every n-th layer; by
     default a late result replaces a rank's parameters (`blend=0.5` mixes them, as the paper does); for few
-    bits on the wire take `periodic(exchange="qsgd(bits=4)", outer_lr=0.7, outer_momentum=0.9)`.
+    bits on the wire take `periodic(exchange=qsgd(bits=4), outer_lr=0.7, outer_momentum=0.9)`.
     """
 
     name: ClassVar[str] = "diloco"

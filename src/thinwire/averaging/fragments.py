@@ -1,4 +1,4 @@
-"""The model in fragments: stretches of memory that meet together, each with its anchor."""
+"""The model in fragments: tensors that are synchronised together, with their anchors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Piece:
         return tuple(self.parameter.shape) if self.whole else (self.stop - self.start,)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same stretch of a tensor that is shaped like the parameter; a view of it if it is cut."""
+        """The same stretch of a tensor with the shape of the parameter; a view of it if it is cut."""
         return tensor.detach() if self.whole else tensor.detach().view(-1)[self.start : self.stop]
 
 
@@ -47,7 +47,7 @@ class Block:
         self.layout = Layout.of(((piece.key, piece.shape) for piece in pieces), dtype, device)
         self.anchor = torch.empty(self.layout.numel, dtype=dtype, device=anchor_device or device)
         self.velocity = torch.zeros_like(self.anchor) if velocity else None
-        self.drop_anchor()
+        self.set_anchor()
 
     def read(self) -> torch.Tensor:
         """This rank's parameters."""
@@ -59,27 +59,27 @@ class Block:
         for piece, values in zip(self.pieces, self.layout.parts(flat), strict=True):
             piece.of(piece.parameter).copy_(values.view(piece.shape))
 
-    def drop_anchor(self) -> None:
-        """The parameters as they are become the anchor; they must be equal on all ranks."""
+    def set_anchor(self) -> None:
+        """Make the current parameters the anchor; they must be equal on all ranks."""
         self.anchor.copy_(self.read())
 
     def change(self) -> torch.Tensor:
         """anchor - params."""
         return self.read().neg_().add_(self.anchor.to(self.layout.device))
 
-    def apply(self, mean: torch.Tensor, outer: Outer, local_share: float) -> None:
-        """The outer step, and the parameters set to its result (but for `local_share` of them)."""
+    def apply(self, mean: torch.Tensor, outer: Outer, blend: float) -> None:
+        """Take the outer step, and set the parameters to its result (except for the share `blend`)."""
         outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
-        if local_share:
+        if blend:
             own = self.read()
-            self.write(own.lerp_(self.anchor.to(own.device), 1 - local_share))
+            self.write(own.lerp_(self.anchor.to(own.device), 1 - blend))
         else:
             self.write(self.anchor)
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What meets at one moment."""
+    """The part of the model that one sync round synchronises."""
 
     blocks: tuple[Block, ...]
 
@@ -93,7 +93,7 @@ class Fragment:
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which precision differences and anchors are kept."""
+    """The precision of differences and anchors."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

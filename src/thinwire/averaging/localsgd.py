@@ -1,4 +1,4 @@
-"""Local SGD: the mean of the replicas from time to time."""
+"""Local SGD: the mean of the replicas every few steps."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class LocalSGD(PeriodOptions, EveryOption):
     x_i <- x_i - gamma g_i(x_i) in each step;  x_i <- (1/W) sum_l x_l after `every` of them.
 
     Args:
-        every: optimizer steps between two meetings.
+        every: optimizer steps between two sync rounds.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.LocalSGD(every=16, warmup=100))
+        >>> from thinwire.averaging import LocalSGD
+        >>> str(LocalSGD(every=16, warmup=100))
         'localsgd(every=16, warmup=100)'
 
     Reference: Stich, "Local SGD converges fast and communicates little", 2019.

@@ -1,4 +1,4 @@
-"""Any exchange, from time to time, with any outer step."""
+"""Any exchange every few steps, with any outer step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thinwire.averaging.localsgd import EveryOption
 from thinwire.core import checks
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
-from thinwire.methods.route import parsed
+from thinwire.methods.topk import TopK
 
 
 def check_outer(method: str, lr: object, momentum: object) -> None:
@@ -23,43 +23,42 @@ def check_outer(method: str, lr: object, momentum: object) -> None:
 
 @dataclass(frozen=True)
 class _PeriodicOptions(EveryOption):
-    exchange: str = "topk(ratio=0.01)"
+    exchange: Exchange = TopK()
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
 
 
 @dataclass(frozen=True)
 class Periodic(PeriodOptions, _PeriodicOptions):
-    """The general form: any exchange every few steps, and any outer step along the mean it gives.
+    """The general form: any exchange every few steps, and any outer step along its mean.
 
     With z the last common model, after `every` local steps
     g = exchange of (z - x_i);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
-    What the exchange remembers (residuals) is kept from meeting to meeting.
+    Residuals of the exchange are kept from one sync round to the next.
 
     Args:
-        every: optimizer steps between two meetings.
-        exchange: the method string of what `z - x_i` goes through.
+        every: optimizer steps between two sync rounds.
+        exchange: the method that averages `z - x_i`.
         outer_lr, outer_momentum: lr and mu above; 1 and 0 give the mean itself.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.
 
     Example:
         >>> import thinwire
-        >>> thinwire.parse_method("periodic(every=4, exchange='qsgd(bits=8)')").inner
+        >>> thinwire.parse("periodic(every=4, exchange=qsgd(bits=8))").inner
         QSGD(bits=8, bucket=512, norm='max', reduce='auto')
     """
 
     name: ClassVar[str] = "periodic"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exchange, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"periodic: exchange is a method string, not {self.exchange!r}")
+        checks.exchange(self.name, "exchange", self.exchange)
         super().__post_init__()
         check_outer(self.name, self.outer_lr, self.outer_momentum)
 
     @property
     def inner(self) -> Exchange:
-        return parsed(self.exchange)
+        return self.exchange
 
     @property
     def outer(self) -> Outer:

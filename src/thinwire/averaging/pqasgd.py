@@ -21,7 +21,7 @@ class _QuantiserOptions(EveryOption):
 
 @dataclass(frozen=True)
 class PQASGD(PeriodOptions, _QuantiserOptions):
-    """What the replicas have changed since they last met is quantised at random and averaged.
+    """The change of each replica since the last sync round is quantised at random and averaged.
 
     With z the last common model, in each step x_i <- x_i - gamma g_i(x_i), and after `every` of them
     z <- z + (1/W) sum_l Q(x_l - z);  x_i <- z.
@@ -29,15 +29,15 @@ class PQASGD(PeriodOptions, _QuantiserOptions):
     step's: 3.1 % with 8 bits every 8 steps, 1.6 % with 4.
 
     Args:
-        every: optimizer steps between two meetings; the rate of full communication is kept as long as it
+        every: optimizer steps between two sync rounds; the rate of full communication is kept as long as it
             grows no faster than K^(1/4) W^(-3/4) in the number of steps K.
         bits, norm, bucket, reduce: of the quantiser, as for `qsgd`.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.PQASGD(every=8, bits=8))
+        >>> from thinwire.averaging import PQASGD
+        >>> str(PQASGD(every=8, bits=8))
         'pqasgd(every=8, bits=8)'
 
     Reference: Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and
@@ -45,7 +45,7 @@ class PQASGD(PeriodOptions, _QuantiserOptions):
 
     Differences from the paper: max-norm scaling by default, which at few bits has far less noise; from five
     ranks on the mean is formed in two shots, which quantises a second time (`reduce="gather"` does not);
-    small tensors travel dense.
+    small tensors are sent dense.
     """
 
     name: ClassVar[str] = "pqasgd"

@@ -1,4 +1,4 @@
-"""One meeting of the replicas: what travels, as a coroutine, and what is done with the result."""
+"""One sync round: the coroutine that averages, and what is done with the result."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import cast
 import torch
 
 from thinwire.averaging.fragments import Block, Fragment, Piece
-from thinwire.core.channel import Channel, context_of, together
+from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.optimizer_state import remembered
-from thinwire.core.plan import View
+from thinwire.core.routing import View
 from thinwire.errors import DisagreementError
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
-# What ranks tell each other first: the step, the meeting's number, which fragments, and a mark of the rest.
+# The ranks compare first: the step, the number of the sync round, the fragments, and a mark of the rest.
 NOTE_BYTES = 4 * 8
-_CONTEXT = context_of("thinwire meeting")
+_MARK = mark_of("thinwire sync round")
 
 
 @dataclass
-class Meeting:
-    """What meets (fragments, and the tensors averaged beside them), and what has come of it.
+class SyncRound:
+    """The fragments and dense tensors of a sync round, and its results.
 
-    `changes` hold `anchor - params` first and their mean afterwards; `beside` are copies of buffers and of
-    the optimizer's memory, likewise.
+    `changes` first hold `anchor - params`, then their mean. `dense` first holds copies of buffers and of the
+    optimizer's state, then their mean.
     """
 
     step: int
@@ -36,16 +36,16 @@ class Meeting:
     targets: dict[str, torch.Tensor]
     due: int
     changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    beside: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    dense: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
     @property
     def blocks(self) -> list[Block]:
         return [block for fragment in self.fragments for block in fragment.blocks]
 
     def snapshot(self) -> None:
-        """Take down now what is to travel: the next step may begin before it has."""
+        """Copy the tensors to send: the next step may begin before they are sent."""
         self.changes = [block.change() for block in self.blocks]
-        self.beside = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
+        self.dense = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
 
     @property
     def views(self) -> list[View]:
@@ -53,30 +53,30 @@ class Meeting:
 
     @property
     def finite(self) -> bool:
-        """Found from means, which are equal on all ranks, so all find the same."""
+        """Computed from means, which are equal on all ranks, so all ranks agree."""
         return all(is_finite(flat) for flat in self.changes)
 
     def results(self) -> list[tuple[Block, torch.Tensor]]:
         return list(zip(self.blocks, self.changes, strict=True))
 
-    def apply_beside(self) -> None:
-        """A mean that is not finite is left alone: the ranks whose numbers are sound keep them."""
-        for target, mean in zip(self.targets.values(), self.beside, strict=True):
+    def apply_dense(self) -> None:
+        """Apply the finite means; where a mean is not finite, every rank keeps its own numbers."""
+        for target, mean in zip(self.targets.values(), self.dense, strict=True):
             if is_finite(mean):
                 target.copy_(mean.view(target.shape))
 
     async def prepare(self, rank_info: RankInfo, link: Link, device: torch.device) -> None:
-        """Make sure that all ranks meet over the same, then average what is dense anyway."""
+        """Check that all ranks synchronise the same tensors, then average the dense ones."""
         ch = Channel(rank_info, step=0, seed=0, key="", device=device)
-        await together([self._compare(ch, device)], rank_info, step=0, context=_CONTEXT, link=link)
-        tasks = [_average(tensor, ch) for tensor in self.beside if tensor.numel()]
+        await together([self._compare(ch, device)], rank_info, step=0, mark=_MARK, link=link)
+        tasks = [_average(tensor, ch) for tensor in self.dense if tensor.numel()]
         if tasks:
-            await together(tasks, rank_info, step=self.number, context=_CONTEXT, link=link)
+            await together(tasks, rank_info, step=self.number, mark=_MARK, link=link)
 
     async def _compare(self, ch: Channel, device: torch.device) -> None:
         described = [f"{name} {tuple(target.shape)} {target.dtype}" for name, target in self.targets.items()]
-        which = context_of(repr(self.numbers))
-        mine = torch.tensor([self.step, self.number, which, context_of("\n".join(described))], device=device)
+        which = mark_of(repr(self.numbers))
+        mine = torch.tensor([self.step, self.number, which, mark_of("\n".join(described))], device=device)
         gathered = [cast("list[int]", note.tolist()) for (note,) in await ch.gather([mine])]
         for position, problem in enumerate(_PROBLEMS):
             values = [note[position] for note in gathered]
@@ -86,11 +86,11 @@ class Meeting:
 
 
 _PROBLEMS = (
-    "the ranks meet after different numbers of optimizer steps ({}). All must take equally many: give each "
-    "rank as many batches, and a GradScaler, which skips steps on single ranks, to attach(scaler=...)",
-    "the ranks are at different meetings ({}): load the same checkpoint on every rank",
-    "one rank was told to sync() while another met as planned (marks: {}): call sync() on every rank after "
-    "the same step",
+    "the ranks synchronise after different numbers of optimizer steps ({}). All must take equally many: give "
+    "each rank as many batches, and a GradScaler, which skips steps on single ranks, to attach(scaler=...)",
+    "the ranks are at different sync rounds ({}): load the same checkpoint on every rank",
+    "one rank was told to sync() while another synchronised as planned (marks: {}): call it on every rank "
+    "after the same step",
     "the ranks' optimizers or buffers hold different tensors (marks: {}): with momentum='average' every "
     "parameter must have had a gradient on every rank, or on none",
 )
@@ -104,13 +104,13 @@ def is_finite(flat: torch.Tensor) -> bool:
     return bool(torch.isfinite(flat.sum())) or bool(flat.isfinite().all())
 
 
-class OptimizerMemory:
-    """What an optimizer keeps for each parameter."""
+class OptimizerTensors:
+    """The momenta and second moments that an optimizer keeps for each parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
-    def tensors(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+    def of(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
         """The numbers that belong to these pieces, by name, in an order that is equal on all ranks."""
         found: dict[str, torch.Tensor] = {}
         for piece in pieces:
@@ -121,6 +121,6 @@ class OptimizerMemory:
     def forget(self, pieces: Sequence[Piece], *, only_if_not_finite: bool = False) -> None:
         """As if these parameters had never had a gradient."""
         for piece in pieces:
-            broken = any(not is_finite(value) for value in self.tensors([piece]).values())
+            broken = any(not is_finite(value) for value in self.of([piece]).values())
             if broken or not only_if_not_finite:
                 self._optimizer.state.pop(piece.parameter, None)

@@ -18,7 +18,7 @@ from thinwire.convex.nodes import Iterate, Node, Places, broken, check
 from thinwire.convex.options import Descent, Known, Objective
 from thinwire.convex.trace import Iteration, Trace
 from thinwire.core import checks
-from thinwire.core.channel import Channel, Program, context_of, together
+from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.drivers import Lockstep
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ConfigError
@@ -299,8 +299,8 @@ class _Replica:
     def program(self) -> Program:
         number, device = self.iterate.number, self.iterate.theta.device
         ch = Channel(self.rank_info, step=number, seed=0, key="", device=device)
-        context = context_of(f"lazy_gd {self.node.how}")
-        return together([self._iteration(ch)], self.rank_info, step=number, context=context, link=Link())
+        mark = mark_of(f"lazy_gd {self.node.how}")
+        return together([self._iteration(ch)], self.rank_info, step=number, mark=mark, link=Link())
 
     async def _iteration(self, ch: Channel) -> None:
         node, iterate = self.node, self.iterate

@@ -48,7 +48,7 @@ Correspondent = Coroutine[Any, Any, None]
 
 
 async def post(parts: Sequence[torch.Tensor], to: int, number: int) -> None:
-    frame = frames.pack(parts, step=number, context=CONTEXT, ragged=False)
+    frame = frames.pack(parts, step=number, mark=CONTEXT, ragged=False)
     await _Ask(Post(to, frame, frames.parts_bytes(parts)))
 
 
@@ -56,7 +56,7 @@ async def take(like: Sequence[torch.Tensor], sender: int, number: int) -> list[t
     """The parts that a rank has sent, which have the sizes of `like`; PayloadError if they cannot be that."""
     length = frames.frame_bytes(like, False)
     frame = cast(torch.Tensor, await _Ask(Take(sender, length)))
-    return frames.unpack(frame, like, step=number, context=CONTEXT, ragged=False, source=sender)
+    return frames.unpack(frame, like, step=number, mark=CONTEXT, ragged=False, source=sender)
 
 
 class Postman:

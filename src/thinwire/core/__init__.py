@@ -1,0 +1,20 @@
+"""What an author of a method needs: the Exchange and what it works with."""
+
+from thinwire.core.channel import Channel, StepContext
+from thinwire.core.exchange import Exchange, State, momentum, own, replicated, residual
+from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import Traits
+
+__all__ = [
+    "Channel",
+    "Exchange",
+    "Layout",
+    "Slot",
+    "State",
+    "StepContext",
+    "Traits",
+    "momentum",
+    "own",
+    "replicated",
+    "residual",
+]

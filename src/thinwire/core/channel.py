@@ -1,8 +1,8 @@
-"""The only door to the network, as an exchange sees it, and how several exchanges share a round.
+"""An exchange's only access to the network, and how several exchanges share a round.
 
 An exchange awaits `mean`, `gather`, `broadcast`, `scatter`; it never calls a collective. `together` runs
-the exchanges of several tensors side by side: what they ask for in the same round travels in the same
-operation, so a bucket of fifty tensors costs one payload a round, not fifty.
+the exchanges of several tensors concurrently and merges their requests of the same round into one
+operation, so a bucket of fifty tensors costs one payload per round, not fifty.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
 
-# A mean rides inside the payload of a gather of the same round if that costs at most so many bytes more than
-# a collective of its own: fewer than what a link could have carried in the time of that collective.
+# A mean becomes part of a gather of the same round if that costs at most this many bytes more than a
+# collective of its own: fewer bytes than a link could have carried in the time of that collective.
 FOLD_BYTES = 16 * 1024
-# And only while packing and unpacking it costs nothing to speak of.
+# And only while packing and unpacking it costs next to nothing.
 LARGEST_FOLDED_BYTES = 256 * 1024
 
 
@@ -57,15 +57,15 @@ class _Collect:
 
 
 @dataclass(frozen=True)
-class _Settle:
+class _Commit:
     finite: bool
 
 
-_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Settle
+_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Commit
 
 
 class _Ask:
-    """Hands a request to whoever runs the coroutine and evaluates to the answer."""
+    """Passes a request to the driver of the coroutine and evaluates to the answer."""
 
     def __init__(self, request: _Request | frames.Primitive) -> None:
         self._request = request
@@ -75,13 +75,18 @@ class _Ask:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a session can tell beside the gradient, flat and in its order: see `Session.same_batch`.
+class StepContext:
+    """The inputs of a step besides the gradient.
 
-    - stale: the gradient on the same data at the parameters of this rank's last upload, if there is one
-    - parameters: makes a flat copy of the parameters as they are now
+    - scale: the loss scale, a factor of all gradients
+    - lr: the learning rate that the output will be multiplied by; 1 if it is not known
+    - stale: the gradient on the same batch at the parameters of this rank's last upload, if there is one,
+      flat and in the layout's order
+    - parameters: makes a flat copy of the current parameters, if they are known
     """
 
+    scale: float = 1.0
+    lr: float = 1.0
     stale: torch.Tensor | None = None
     parameters: Callable[[], torch.Tensor] | None = None
 
@@ -97,16 +102,12 @@ class Channel:
         seed: int,
         key: str,
         device: torch.device,
-        unit: float = 1.0,
-        rate: float = 1.0,
-        beside: Beside | None = None,
+        context: StepContext | None = None,
     ) -> None:
         self.rank = rank_info.rank
         self.size = rank_info.size
         self.step = step
-        self.unit = unit  # what gradients are multiplied by: the loss scale
-        self.rate = rate  # the learning rate that the output will be multiplied by; 1 if nobody knows
-        self.beside = beside or Beside()
+        self.context = context or StepContext()
         self.finite: bool | None = None
         self._seed = seed
         self._key = key
@@ -132,9 +133,9 @@ class Channel:
     async def scatter(
         self, pieces: Sequence[Sequence[torch.Tensor]], *, ragged: bool = False
     ) -> list[list[torch.Tensor]]:
-        """Sends pieces[r] to rank r; returns what each rank sent here, in rank order.
+        """Sends pieces[r] to rank r; returns the pieces for this rank, in the order of their senders.
 
-        Unless `ragged`, what the ranks send to one of them must have the lengths of its own piece.
+        Unless `ragged`, all pieces for a rank must have the lengths of its own piece for itself.
         """
         if len(pieces) != self.size:
             raise ThinwireError(f"scatter needs one piece per rank: {self.size}, not {len(pieces)}")
@@ -144,24 +145,23 @@ class Channel:
     async def collect(
         self, parts: Sequence[torch.Tensor], root: int, senders: Sequence[int]
     ) -> list[list[torch.Tensor]]:
-        """At `root` the senders' parts, in the order of `senders`, each part flat; nothing elsewhere.
+        """At `root`, the senders' parts in the order of `senders`, each part flat; an empty list elsewhere.
 
-        `root` and `senders` must be equal on all ranks. Those that send nothing, and `root`, pass tensors
+        `root` and `senders` must be equal on all ranks. Ranks that send nothing, and `root`, pass tensors
         of the same sizes and dtypes.
         """
         request = _Collect(tuple(parts), root, tuple(senders))
         return cast("list[list[torch.Tensor]]", await _Ask(request))
 
-    async def settled(self, finite: bool) -> bool:
-        """Whether what this step remembers may be kept; to be asked once, after the last round.
+    async def commit(self, finite: bool) -> bool:
+        """Whether the step is committed; call this once, after the last round. False aborts the step.
 
-        `finite` says whether this exchange saw only finite numbers. It must be found from data that are
-        equal on all ranks (a mean, gathered scales), so that it is equal too. The answer is True when every
-        exchange of the step, on every rank, said so; until then no state may be changed, or it must be
-        restored exactly.
+        `finite` says whether this exchange saw only finite numbers. Compute it from data that are equal on
+        all ranks (a mean, gathered scales), so that all ranks agree. The answer is True if every exchange of
+        the step, on every rank, passed True. Change no state before that, or restore it exactly.
         """
         self.finite = finite
-        return cast(bool, await _Ask(_Settle(finite)))
+        return cast(bool, await _Ask(_Commit(finite)))
 
     def shared_seed(self) -> int:
         """A number that is equal on all ranks and new for every step and tensor."""
@@ -185,8 +185,8 @@ class Channel:
         return torch.Generator(device=self._device).manual_seed(seed)
 
 
-def context_of(text: str) -> int:
-    """A 16-bit mark of what a payload is about, to notice ranks that are out of step."""
+def mark_of(text: str) -> int:
+    """A 16-bit checksum of what a payload belongs to, to detect ranks that are out of step."""
     return zlib.crc32(text.encode()) & 0xFFFF
 
 
@@ -195,27 +195,27 @@ Program = Coroutine[frames.Primitive, Any, None]
 
 
 async def together(
-    tasks: Sequence[Task], rank_info: RankInfo, *, step: int, context: int, link: costs.Link
+    tasks: Sequence[Task], rank_info: RankInfo, *, step: int, mark: int, link: costs.Link
 ) -> None:
-    """Run exchanges side by side; what they ask for in the same round is one operation per kind.
+    """Run exchanges concurrently, with one operation per round and kind of request.
 
-    Those that have finished their rounds wait at `settled` for the rest, then for the rest of the step.
+    An exchange that has finished its rounds waits at `commit` for the others, then for the rest of the step.
     """
-    rounds = _Rounds(rank_info, step, context, link)
+    rounds = _Rounds(rank_info, step, mark, link)
     waiting: dict[int, _Request] = {}
     try:
         for index, task in enumerate(tasks):
             _advance(index, task, None, waiting)
         while waiting:
             asking: dict[int, _Request] = {
-                index: request for index, request in waiting.items() if not isinstance(request, _Settle)
+                index: request for index, request in waiting.items() if not isinstance(request, _Commit)
             }
             if asking:
                 answers = await rounds.perform(asking)
             else:
-                finite = all(cast(_Settle, request).finite for request in waiting.values())
-                verdict = cast(bool, await _Ask(frames.Settle(finite)))
-                answers = dict.fromkeys(waiting, verdict)
+                finite = all(cast(_Commit, request).finite for request in waiting.values())
+                committed = cast(bool, await _Ask(frames.Commit(finite)))
+                answers = dict.fromkeys(waiting, committed)
             for index, answer in answers.items():
                 _advance(index, tasks[index], answer, waiting)
     finally:
@@ -234,10 +234,10 @@ def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request
 class _Rounds:
     """Turns the requests of one round into primitives, one of each kind."""
 
-    def __init__(self, rank_info: RankInfo, step: int, context: int, link: costs.Link) -> None:
+    def __init__(self, rank_info: RankInfo, step: int, mark: int, link: costs.Link) -> None:
         self.rank_info = rank_info
         self.step = step
-        self.context = context
+        self.mark = mark
         self.link = link
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
@@ -311,7 +311,7 @@ class _Rounds:
     ) -> dict[int, object]:
         parts = [part for request in gathers.values() for part in request.parts]
         parts += [request.x for request in folded.values()]
-        frame = frames.pack(parts, step=self.step, context=self.context, ragged=ragged)
+        frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged)
         gathered = await self._gather_frames(frame, frames.parts_bytes(parts), ragged)
         received = [self._unpack(f, parts, ragged, rank) for rank, f in enumerate(gathered)]
         answers: dict[int, object] = {}
@@ -333,7 +333,7 @@ class _Rounds:
     def _unpack(
         self, frame: torch.Tensor, parts: Sequence[torch.Tensor], ragged: bool, source: int
     ) -> list[torch.Tensor]:
-        return frames.unpack(frame, parts, step=self.step, context=self.context, ragged=ragged, source=source)
+        return frames.unpack(frame, parts, step=self.step, mark=self.mark, ragged=ragged, source=source)
 
     async def _gather_frames(self, frame: torch.Tensor, payload: int, ragged: bool) -> list[torch.Tensor]:
         if not ragged:
@@ -359,7 +359,7 @@ class _Rounds:
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
 
     async def _lengths(self, frame: torch.Tensor) -> list[int]:
-        """Everybody's frame length: a round of its own, eight bytes a rank."""
+        """The frame lengths of all ranks: a round of its own, eight bytes per rank."""
         mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
         gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frames.as_bytes(mine), 0)))
         lengths = cast("list[int]", gathered.view(torch.int64).flatten().tolist())
@@ -377,7 +377,7 @@ class _Rounds:
             alike = {i: r for i, r in broadcasts.items() if r.src == src}
             parts = [part for request in alike.values() for part in request.parts]
             mine = src == self.rank_info.rank
-            frame = frames.pack(parts, step=self.step, context=self.context, ragged=False)
+            frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
             await _Ask(frames.Broadcast(frame, src, frames.parts_bytes(parts) if mine else 0))
             received = self._unpack(frame, parts, False, src)
             for index, request in alike.items():
@@ -394,7 +394,7 @@ class _Rounds:
         ]
         mine = outgoing[self.rank_info.rank]
         outgoing_frames = tuple(
-            frames.pack(parts, step=self.step, context=self.context, ragged=ragged) for parts in outgoing
+            frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged) for parts in outgoing
         )
         lengths = [frames.frame_bytes(mine, ragged)] * self.rank_info.size
         if ragged:
@@ -413,9 +413,9 @@ class _Rounds:
         return answers
 
     async def _collect(self, request: _Collect) -> list[list[torch.Tensor]]:
-        """An all-to-all in which only `root` receives: every rank knows all lengths beforehand."""
+        """An all-to-all in which only `root` receives; every rank knows all lengths beforehand."""
         me, parts = self.rank_info.rank, request.parts
-        frame = frames.pack(parts, step=self.step, context=self.context, ragged=False)
+        frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
         nothing = frame[:0]
         senders = [rank for rank in request.senders if rank != request.root]
         sends = me in senders
@@ -431,7 +431,7 @@ class _Rounds:
         return [self._unpack(arrived[rank], parts, False, rank) for rank in senders] if here else []
 
     async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor]) -> list[int]:
-        """How long the frames are that each rank has for this one: eight bytes to every other rank."""
+        """The lengths of the frames that the ranks have for this one: eight bytes to every other rank."""
         lengths = torch.tensor([f.numel() for f in outgoing], dtype=torch.int64, device=outgoing[0].device)
         blocks = torch.split(frames.as_bytes(lengths), 8)
         arrived = cast(

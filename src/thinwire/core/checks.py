@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 
 
@@ -38,6 +39,19 @@ def momentum(method: str, value: object) -> None:
         raise ConfigError(f"{method}: momentum must be a number from 0 up and below 1, not {value!r}")
 
 
+def exchange(method: str, option: str, value: object) -> None:
+    if not isinstance(value, Exchange):
+        raise ConfigError(
+            f"{method}: {option} must be a method that averages tensors, such as QSGD(bits=4), not {value!r};"
+            f" in a method string it stands without quotes: {method}({option}=qsgd(bits=4))"
+        )
+
+
 def flag(method: str, option: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")
+
+
+def between(method: str, option: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise ConfigError(f"{method}: {option} must be a whole number in {lowest}..{highest}, not {value!r}")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 
 @dataclass(frozen=True)
 class Configured:
-    """Subclasses are frozen dataclasses with validated fields; strings, JSON and `repr` come from them."""
+    """Subclasses are frozen dataclasses with validated fields; strings, JSON and `repr` come from them.
+
+    A field may hold another method: `TopK(values=QSGD(bits=4))` is `topk(values=qsgd(bits=4))`.
+    """
 
     name: ClassVar[str]
+    formula: ClassVar[str] = "-"
+    """The payload of a worker per step in bytes, for people to read and for tests to evaluate."""
+    formula_note: ClassVar[str] = ""
+    """What the formula omits, or when it holds."""
+    reference: ClassVar[str] = ""
+    """The paper."""
 
     def options(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -18,8 +27,18 @@ class Configured:
     def __str__(self) -> str:
         """The method string: the main option and those that differ from their default."""
         told = [
-            f"{f.name}={getattr(self, f.name)!r}"
+            f"{f.name}={text_of(getattr(self, f.name))}"
             for number, f in enumerate(fields(self))
             if (number == 0 and f.metadata.get("main", True)) or getattr(self, f.name) != f.default
         ]
         return f"{self.name}({', '.join(told)})" if told else self.name
+
+
+def text_of(value: object) -> str:
+    """An option's value as it is written in a method string."""
+    if isinstance(value, Configured):
+        return str(value)
+    if isinstance(value, tuple):
+        parts = [text_of(part) for part in cast("tuple[object, ...]", value)]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    return repr(value)

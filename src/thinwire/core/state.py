@@ -1,23 +1,24 @@
-"""What a session remembers, by parameter name."""
+"""The states of a session, by parameter name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
+from thinwire.core.schema import described
 from thinwire.errors import StateError
 
 Entries = dict[str, dict[str, torch.Tensor]]
 
 
 @dataclass
-class Kept:
-    """What is remembered: residuals and momenta by parameter, all other tensors by `Layout.key`."""
+class SavedState:
+    """Saved states: residuals and momenta by parameter, all other tensors by `Layout.key`."""
 
     residuals: Entries
     replicated: Entries
@@ -31,18 +32,18 @@ class _Live:
 
 
 class StateStore:
-    """Live states of the layouts in use, cut up and joined anew when tensors are grouped differently.
+    """Live states of the layouts in use, split and joined again when tensors are grouped differently.
 
     DDP changes its buckets after the first iteration; a state that spans several tensors follows them,
-    because every residual is known by its parameter's name.
+    because every residual is stored under its parameter's name.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self._loose = Kept({}, {})
+        self._loose = SavedState({}, {})
 
     def take(self, exchange: Exchange, layout: Layout) -> State:
-        """The state for this layout; made of what is known of its tensors, or fresh."""
+        """The state for this layout: joined from the states of its tensors, or new."""
         known = self._live.get(layout.key)
         if known is not None:
             return known.state
@@ -72,21 +73,22 @@ class StateStore:
                         result.setdefault(name, {})[field] = tensor.clone()
         return result
 
-    def pending(self) -> dict[str, torch.Tensor]:
-        owed: dict[str, torch.Tensor] = {}
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """The part of past gradients that has not been sent yet, by parameter."""
+        found: dict[str, torch.Tensor] = {}
         for live in self._live.values():
-            amount = live.exchange.pending(live.state)
+            amount = live.exchange.residual(live.state)
             if amount is not None:
-                owed |= dict(zip(live.layout.names, live.layout.parts(amount), strict=True))
-        return owed
+                found |= dict(zip(live.layout.names, live.layout.parts(amount), strict=True))
+        return found
 
-    def load(self, kept: Kept) -> None:
-        """Replace everything by a copy of this, which has been checked."""
+    def load(self, kept: SavedState) -> None:
+        """Replace everything with a copy of this state, which has been checked."""
         self._live.clear()
-        self._loose = Kept(_copy(kept.residuals), _copy(kept.replicated))
+        self._loose = SavedState(_copy(kept.residuals), _copy(kept.replicated))
 
     def rescale(self, factor: float) -> None:
-        """The unit of the gradients has changed by this factor (a loss scale)."""
+        """The scale of the gradients has changed by this factor (a loss scale)."""
         for live in self._live.values():
             for tensor in live.state.coordinates().values():
                 tensor.mul_(factor)
@@ -106,9 +108,9 @@ def _copy(entries: Entries) -> Entries:
     return {name: {field: tensor.clone() for field, tensor in kept.items()} for name, kept in entries.items()}
 
 
-def _pieces(live: _Live) -> Kept:
+def _pieces(live: _Live) -> SavedState:
     residuals = live.state.coordinates()
-    return Kept(
+    return SavedState(
         {
             slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in residuals.items()}
             for slot in live.layout.slots
@@ -118,21 +120,19 @@ def _pieces(live: _Live) -> Kept:
 
 
 def check_entries(
-    entries: object,
+    entries: Mapping[Any, Any],
     layouts: Mapping[str, Layout],
     exchange_for: Callable[[Slot], Exchange],
     *,
     complete: bool,
-) -> Kept:
-    """The entries of a checkpoint, if every one fits the session; otherwise the first that does not.
+) -> SavedState:
+    """The entries of a checkpoint. If one does not fit the session, a StateError names it.
 
-    `layouts` has one for every parameter of the session, by name; `complete` if every parameter must have
-    been remembered.
+    `layouts` has a layout for every parameter of the session, by name. With `complete` every parameter must
+    have an entry.
     """
-    if not isinstance(entries, Mapping):
-        raise StateError(f"the checkpoint's state is {type(entries).__name__}, not a mapping by parameter")
-    kept = Kept({}, {})
-    for name, fields in cast("Mapping[object, object]", entries).items():
+    kept = SavedState({}, {})
+    for name, fields in entries.items():
         if not isinstance(name, str) or not isinstance(fields, Mapping):
             raise StateError(f"the checkpoint has an entry {name!r} that is not a mapping of tensors")
         expected = _expected(name, layouts, exchange_for)
@@ -150,8 +150,8 @@ def check_entries(
                 or tensor.dtype != like.dtype
             ):
                 raise StateError(
-                    f"the checkpoint's {field!r} of {name!r} is {_describe(tensor)}, "
-                    f"this session needs {_describe(like)}"
+                    f"the checkpoint's {field!r} of {name!r} is {described(tensor)}, "
+                    f"this session needs {described(like)}"
                 )
             part.setdefault(name, {})[cast(str, field)] = tensor
         lacking = expected.by_layout().keys() - kept.replicated.get(name, {}).keys()
@@ -163,11 +163,11 @@ def check_entries(
 
 
 def _check_complete(
-    kept: Kept, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]
+    kept: SavedState, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]
 ) -> None:
     for name, layout in layouts.items():
         exchange = exchange_for(layout.slots[0])
-        if exchange.traits.memoryless or not layout.numel:
+        if exchange.traits.single_mean or not layout.numel:
             continue
         state = exchange.init(layout)
         needed = set(state.coordinates()) - set(kept.residuals.get(name, {}))
@@ -178,7 +178,7 @@ def _check_complete(
 
 
 def _expected(name: str, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]) -> State:
-    """The state that an entry is part of: one parameter's, or that of several together."""
+    """The state that an entry belongs to: that of one parameter, or of several together."""
     names = name.split("\n")
     unknown = [n for n in names if n not in layouts]
     if unknown:
@@ -188,9 +188,3 @@ def _expected(name: str, layouts: Mapping[str, Layout], exchange_for: Callable[[
     first = layouts[names[0]]
     layout = Layout.of(((n, layouts[n].slots[0].shape) for n in names), first.dtype, first.device)
     return exchange_for(first.slots[0]).init(layout)
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

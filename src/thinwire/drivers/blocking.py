@@ -8,13 +8,13 @@ from thinwire.core.channel import Program
 from thinwire.net import frames
 
 
-def drive_until_settled(
+def drive_until_commit(
     program: Program, execute: Callable[[frames.Primitive], object]
-) -> frames.Settle | None:
-    """Run until the program asks whether the step may be kept, or ends (None)."""
+) -> frames.Commit | None:
+    """Run until the program asks for a commit, or ends (None)."""
     try:
         request = program.send(None)
-        while not isinstance(request, frames.Settle):
+        while not isinstance(request, frames.Commit):
             try:
                 answer = execute(request)
             except BaseException as error:
@@ -30,7 +30,7 @@ def drive_until_settled(
 
 
 def finish(program: Program, answer: object) -> None:
-    """Give the last answer (of the settlement, or of the only operation); nothing may be asked after it."""
+    """Give the last answer (of the commit, or of the only operation); the program may not ask again."""
     try:
         request = program.send(answer)
     except StopIteration:
@@ -40,15 +40,15 @@ def finish(program: Program, answer: object) -> None:
 
 
 class Blocking:
-    """The driver for a caller that wants the answer now."""
+    """The driver for a caller that waits for the result."""
 
     def __init__(self, execute: Callable[[frames.Primitive], object]) -> None:
         self._execute = execute
 
     def run(self, program: Program) -> bool:
-        """True if every number was finite, so that what was remembered has been kept."""
-        settlement = drive_until_settled(program, self._execute)
-        if settlement is None:
+        """True if every number was finite, so that the step was committed."""
+        commit_request = drive_until_commit(program, self._execute)
+        if commit_request is None:
             return True
-        finish(program, settlement.finite)
-        return settlement.finite
+        finish(program, commit_request.finite)
+        return commit_request.finite

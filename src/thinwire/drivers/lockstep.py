@@ -22,21 +22,21 @@ class Lockstep:
         self.meters = [Meter() for _ in range(size)]
 
     def run(self, programs: Sequence[Program]) -> bool:
-        """Run one program per rank to the end. Returns whether the step was settled as finite."""
+        """Run one program per rank to the end. Returns whether the step was committed."""
         if len(programs) != len(self.rank_infos):
             raise AssertionError(f"{len(self.rank_infos)} ranks, but {len(programs)} programs")
-        verdict = True
+        committed = True
         answers: Sequence[object] = [None] * len(programs)
         try:
             while True:
                 requests = [_send(p, a) for p, a in zip(programs, answers, strict=True)]
                 if all(request is None for request in requests):
-                    return verdict
+                    return committed
                 self._check_symmetry(requests)
                 ops = cast("list[frames.Primitive]", requests)
                 answers = self.perform(ops)
-                if isinstance(ops[0], frames.Settle):
-                    verdict = ops[0].finite
+                if isinstance(ops[0], frames.Commit):
+                    committed = ops[0].finite
         finally:
             for program in programs:
                 program.close()
@@ -45,12 +45,12 @@ class Lockstep:
         """One operation, all ranks."""
         seconds = self.spend(ops)
         for rank_info, meter, op in zip(self.rank_infos, self.meters, ops, strict=True):
-            if not isinstance(op, frames.Settle):
+            if not isinstance(op, frames.Commit):
                 cost, length = cost_of(op, rank_info)
                 meter.count(op.name, tally(op, cost, length, seconds))
         match ops[0]:
-            case frames.Settle():
-                return [cast(frames.Settle, op).finite for op in ops]
+            case frames.Commit():
+                return [cast(frames.Commit, op).finite for op in ops]
             case frames.AllReduce():
                 return _all_reduce([cast(frames.AllReduce, op).tensor for op in ops])
             case frames.AllGather():
@@ -66,7 +66,7 @@ class Lockstep:
                 return [[sent[rank] for sent in sends] for rank in range(len(ops))]
 
     def spend(self, ops: Sequence[frames.Primitive]) -> float:
-        """How long the operation takes; lock-step knows no time."""
+        """How long the operation takes; lock-step has no clock."""
         del ops
         return 0.0
 
@@ -112,5 +112,5 @@ def _describe(request: frames.Primitive | None) -> str:
             return f"broadcast of {block.numel()} bytes from {src}"
         case frames.AllToAll(blocks=blocks):
             return f"all_to_all of {len(blocks)} blocks"
-        case frames.Settle(finite=finite):
-            return f"settle({finite})"
+        case frames.Commit(finite=finite):
+            return f"commit({finite})"

@@ -1,5 +1,5 @@
 """Where a session plugs in."""
 
-from thinwire.hosts.attach import Attached, attach
+from thinwire.hosts.attach import attach
 
-__all__ = ["Attached", "attach"]
+__all__ = ["attach"]

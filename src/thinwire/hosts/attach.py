@@ -1,9 +1,9 @@
-"""`thinwire.attach`: one door for all methods."""
+"""`thinwire.attach`: the entry point for all methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast, overload
+from collections.abc import Mapping
+from typing import Any, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -11,49 +11,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.averaging.base import Schedule
+from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
 from thinwire.hosts.auto import attach_auto
 from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
-from thinwire.methods.registry import Method, parse_method
-from thinwire.net.link import Links
-from thinwire.net.meter import Meter
-from thinwire.net.rank_info import RankInfo
-from thinwire.sessions.checkpoint import OnResize
-from thinwire.sessions.gradient import LossScale, Session
+from thinwire.methods.registry import parse
+from thinwire.sessions.base import BaseSession
+from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
-
-
-class Attached(Protocol):
-    """What every session has, whatever its method."""
-
-    @property
-    def method(self) -> Method: ...
-    @property
-    def meter(self) -> Meter: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def rank_info(self) -> RankInfo: ...
-    @property
-    def dense_bytes(self) -> int: ...
-    @property
-    def reconcile_every(self) -> int | None: ...
-    def reconcile(self) -> None: ...
-    def spread(self) -> float: ...
-    def throttle(self, links: str | Links, *, seed: int = 0) -> None: ...
-    def layout(self, names: Sequence[str], device: torch.device) -> Layout: ...
-    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> float | None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(
-        self,
-        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        on_resize: OnResize | None = None,
-    ) -> None: ...
-    def detach(self) -> None: ...
 
 
 @overload
@@ -94,12 +61,12 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Attached: ...
+) -> BaseSession: ...
 
 
 def attach(
     model: nn.Module,
-    method: str | Mapping[str, Any] | Method,
+    method: str | Mapping[str, Any] | Exchange | Schedule,
     *,
     overlap: bool = True,
     seed: int = 0,
@@ -107,41 +74,41 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Attached:
+) -> BaseSession:
     """Train a model with a method; the training loop stays as it is.
 
         model = DistributedDataParallel(model)
         session = thinwire.attach(model, "topk(ratio=0.01)")
 
-    averages gradients, beside the backward pass. Methods that average parameters from time to time
-    (schedules) take a bare model, or a DDP model, which then reduces no gradients, and the optimizer:
+    averages gradients during the backward pass. Schedules average parameters periodically. They take the
+    optimizer and a bare model, or a DDP model, which then reduces no gradients:
 
         session = thinwire.attach(model, "pqasgd(every=8, bits=4)", optimizer=optimizer)
 
-    To be called on every rank, before the first backward pass.
+    Call it on every rank, before the first backward pass.
 
-    DDP with find_unused_parameters ignores what comes back for a parameter that no rank has used in a step,
-    even if the method still had something for it (a residual, an older upload).
+    DDP with find_unused_parameters ignores the result for a parameter that no rank has used in a step, even
+    if the method has one (from a residual or an older upload).
 
     Args:
         model: the wrapped model; for a schedule also a bare one, which gets rank 0's parameters and buffers.
-        method: a method string, its JSON, or an object such as `thinwire.TopK(ratio=0.01)`; "auto" measures
-            link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
-        overlap: of gradients: work beside the backward pass (the default); False does it in the hook. A
+        method: a method string, its JSON, or an object such as `thinwire.methods.TopK(ratio=0.01)`; "auto"
+            measures link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
+        overlap: for gradients: work during the backward pass (the default); False works in the hook. A
             schedule has an option of that name.
-        seed: of the randomness that the ranks share.
+        seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
             steps that it skips.
-        optimizer: the optimizer in use. A schedule needs it. Otherwise one with momentum is refused where
-            the method has its own, and where replicas drift, what it remembers is averaged with them.
-        process_group: of a bare model: the ranks to meet; None is the default group.
+        optimizer: the optimizer in use. A schedule needs it. A method with momentum of its own refuses an
+            optimizer with momentum. If replicas drift, the optimizer's state is averaged with them.
+        process_group: for a bare model: the ranks to synchronise with; None is the default group.
     """
     if isinstance(method, str) and method.strip() == "auto":
         return attach_auto(
             model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
         )
-    chosen = parse_method(method)
+    chosen = parse(method)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model):
@@ -160,6 +127,8 @@ def attach(
             scaler=scaler,
             optimizer=optimizer,
         )
+    if not isinstance(chosen, Schedule):
+        raise ConfigError(f"{chosen.name} is neither an exchange nor a schedule")
     return attach_schedule(
         model,
         chosen,

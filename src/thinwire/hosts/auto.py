@@ -5,31 +5,30 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire import log
+from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.ddp import attach_gradients
-from thinwire.log import tell
-from thinwire.methods.registry import parse
+from thinwire.methods.registry import parse_exchange
 from thinwire.net import frames
 from thinwire.net.costs import Link
-from thinwire.net.meter import Meter
+from thinwire.net.link import Links
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import probe as probing
 from thinwire.predict.timeline import Compute
+from thinwire.sessions.base import BaseSession, States
 from thinwire.sessions.checkpoint import OnResize
-from thinwire.sessions.gradient import LossScale, Session
-
-if TYPE_CHECKING:
-    from thinwire.core.layout import Layout
-from thinwire.net.link import Links
+from thinwire.sessions.gradient import Session
+from thinwire.sessions.replicas import Replicas
 
 # The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
 STEPS = 5
@@ -48,7 +47,7 @@ DECISION_BYTES = 4096
 
 @dataclass(frozen=True)
 class _Options:
-    """How the sessions are made: what `attach` was given."""
+    """The arguments of `attach`, for the sessions to create."""
 
     overlap: bool
     seed: int
@@ -70,7 +69,7 @@ class _Options:
 
 @dataclass
 class _Watch:
-    """When a step's parts begin and end, by hooks on the model, its parameters and the optimizer."""
+    """Times the parts of a step, with hooks on the model, its parameters and the optimizer."""
 
     forward: list[float] = field(default_factory=list[float])
     backward: list[float] = field(default_factory=list[float])
@@ -100,7 +99,7 @@ class _Watch:
         self._began = time.perf_counter()
 
     def _close(self) -> None:
-        """The step before: its last gradient ended its backward pass, apart from communication."""
+        """Record the previous step: its last gradient ended its backward pass, communication aside."""
         if self._last_gradient:
             self.forward.append(self._computed - self._began)
             self.backward.append(self._last_gradient - self._computed)
@@ -126,18 +125,20 @@ class _Watch:
         return Compute(forward, backward, rest)
 
 
-class AutoSession:
-    """A session that begins with `dense`, measures, and goes on with the method that should be fastest.
+class AutoSession(BaseSession):
+    """A session that begins with `dense`, measures, and continues with the method that should be fastest.
 
-    What it does, in order: `STEPS` dense steps, in which the time of the forward and the backward pass is
-    taken; a probe of the link; rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`) and
-    tells the others; all switch to that method before the next forward pass that trains, and rank 0 says
-    which it is, and why. From then on `method` is the chosen one and nothing changes any more; a
-    checkpoint keeps it, and a resumed run does not ask again.
+    1. `STEPS` dense steps, in which the forward and the backward pass are timed.
+    2. A probe of the link.
+    3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`) and broadcasts its choice.
+    4. All ranks switch to that method before the next training forward pass. Rank 0 logs the choice and why.
 
-    The bytes of the dense steps and of the probe are part of `meter`. Not to be used with DDP's `join()`:
-    ranks that have run out of data take no part in the decision. On a GPU times are those of the host
-    thread (not run on a GPU by this project's tests).
+    From then on `method` is the chosen one and does not change. A checkpoint contains the choice, and a
+    resumed run does not repeat it.
+
+    The bytes of the dense steps and of the probe are part of `meter`. Do not use it with DDP's `join()`:
+    ranks that have run out of data take no part in the decision. On a GPU the times are those of the host
+    thread (the tests of this project do not run on a GPU).
     """
 
     def __init__(self, model: DistributedDataParallel, options: _Options) -> None:
@@ -147,11 +148,11 @@ class AutoSession:
         self._watch = _Watch()
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
-        self.session = options.attach(model, parse("dense"))
+        self.session = options.attach(model, parse_exchange("dense"))
         self.decided = self.session.rank_info.size == 1
         self._handle: RemovableHandle | None = None
         if self.decided:
-            tell("auto: one rank alone has nobody to talk to: dense")
+            log.info("auto: one rank alone has nobody to talk to: dense")
             return
         self._watch.start(model, options.optimizer)
         self._handle = model.register_forward_pre_hook(self._before_forward)
@@ -167,11 +168,11 @@ class AutoSession:
 
     def _decide(self) -> None:
         self._stop_watching()
-        execute, rank_info = self.session.executors[0].execute, self.rank_info
+        execute, rank_info = self.engine.executor.execute, self.rank_info
         device = next(self._model.parameters()).device
         if device.type != "cuda":
             device = torch.device("cpu")
-        gloo = self.session.executors[0].group.name() == "gloo"
+        gloo = self.engine.executor.group.name() == "gloo"
         self.link = probing.measure(execute, rank_info, device, gloo=gloo)
         compute = _slowest(self._watch.compute(), execute, rank_info, device)
         told = self._plan(compute) if rank_info.rank == 0 else {}
@@ -179,24 +180,23 @@ class AutoSession:
         if "error" in said:
             raise ThinwireError(f"auto: rank 0 could not plan: {said['error']}")
         self.reasons = tuple(said["reasons"])
-        self._switch(parse(cast(str, said["method"])))
+        self._switch(parse_exchange(cast(str, said["method"])))
         if rank_info.rank == 0:
-            tell("auto: %s, because %s", self.method, "; ".join(self.reasons))
+            log.info("auto: %s, because %s", self.method, "; ".join(self.reasons))
 
     def _plan(self, compute: Compute) -> dict[str, Any]:
-        """What rank 0 thinks best; a failure is told to all, who would wait for ever otherwise."""
+        """Rank 0's choice. A failure is broadcast as well: otherwise the other ranks would wait for ever."""
         from thinwire.predict import recommend as planning
 
         try:
-            described = cast("list[tuple[str, list[int], str]]", self.session.describe()["parameters"])
-            shapes = {name: tuple(shape) for name, shape, _ in described}
+            shapes = {name: tuple(tensor.shape) for name, tensor in self.engine.parameters.items()}
             made = planning.make_plan(shapes, self.rank_info.size, cast(Link, self.link), compute, CANDIDATES)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return {"method": made.recommended, "reasons": made.reasons}
 
     def _switch(self, method: Exchange) -> None:
-        """Go on with this method; what was counted so far stays counted."""
+        """Continue with this method, and keep the counts of the meter."""
         self.decided = True
         before = self.session
         if method == before.method:
@@ -217,27 +217,11 @@ class AutoSession:
             self._handle.remove()
             self._handle = None
 
-    # -- what every session has ------------------------------------------------------------------------
+    # -- what every session has, from the one at work --------------------------------------------------
 
     @property
-    def method(self) -> Exchange:
-        return self.session.method
-
-    @property
-    def meter(self) -> Meter:
-        return self.session.meter
-
-    @property
-    def step(self) -> int:
-        return self.session.step
-
-    @property
-    def rank_info(self) -> RankInfo:
-        return self.session.rank_info
-
-    @property
-    def dense_bytes(self) -> int:
-        return self.session.dense_bytes
+    def engine(self) -> Engine:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.session.engine
 
     @property
     def reconcile_every(self) -> int | None:
@@ -246,36 +230,25 @@ class AutoSession:
     def reconcile(self) -> None:
         self.session.reconcile()
 
-    def layout(self, names: Sequence[str], device: torch.device) -> Layout:
-        return self.session.layout(names, device)
-
-    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
-        return self.session.payload_bytes(layouts)
-
-    def spread(self) -> float:
-        return self.session.spread()
+    def replicas(self) -> Replicas:
+        return self.session.replicas()
 
     def throttle(self, links: str | Links, *, seed: int = 0) -> None:
-        """As for a `Session`; it stays when the method changes."""
+        """As for a `Session`; the throttle stays when the method changes."""
         self._throttle = (links, seed)
         self.session.throttle(links, seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The session's, and whether the decision has been made."""
+        """The state of the session, and whether the decision has been made."""
         return {**self.session.state_dict(), "decided": self.decided}
 
-    def load_state_dict(
-        self,
-        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        on_resize: OnResize | None = None,
-    ) -> None:
-        """Go on with the checkpoint's method, without asking again, if it had been chosen by then."""
+    def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
+        """Continue with the checkpoint's method, without another decision, if it had been chosen by then."""
         given = [state] if isinstance(state, Mapping) else list(state)
         method = given[0].get("method") if given and given[0].get("decided", True) else None
         if not self.decided and isinstance(method, str):
             self._stop_watching()
-            self._switch(parse(method))
+            self._switch(parse_exchange(method))
         self.session.load_state_dict(state, on_resize=on_resize)
 
     def detach(self) -> None:
@@ -313,7 +286,7 @@ def _slowest(
 
 
 def _from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torch.device) -> dict[str, Any]:
-    """Rank 0's words on every rank, checked."""
+    """Rank 0's decision on every rank, checked."""
     block = torch.zeros(DECISION_BYTES, dtype=torch.uint8)
     text = json.dumps(told).encode()[:DECISION_BYTES]
     block[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a communication hook hands every bucket to the session's lanes."""
+"""DistributedDataParallel: a communication hook submits every bucket to the lanes."""
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import weakref
@@ -10,20 +10,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
-from thinwire.core.plan import View
+from thinwire.core.routing import View
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step
 from thinwire.drivers.streams import LaneStreams, future_for
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.sessions.gradient import LossScale, Session
+from thinwire.sessions.gradient import Session
 
 LANES = 2
 
 
 class _Switch:
-    """What the hook looks at. DDP takes one hook for life, so detaching and attaching again turns this."""
+    """The state of the hook. DDP takes one hook for life, so detaching and attaching again changes this."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -81,7 +82,7 @@ def attach_gradients(
     names = _names(model)
     group = cast(dist.ProcessGroup, model.process_group)
     on_cpu = dist.get_backend(group) == "gloo"
-    direct = overlap and on_cpu and exchange.traits.memoryless
+    direct = overlap and on_cpu and exchange.traits.single_mean
     lanes = LANES if overlap and on_cpu and not direct else 1
     session = Session(
         names.items(),
@@ -93,22 +94,23 @@ def attach_gradients(
         optimizer=optimizer,
         lanes=lanes,
     )
-    driver = Direct(session.executors[0]) if direct else Lanes(session.executors, overlap=overlap)
-    host = _DdpHost(session, names, driver)
+    executors = session.engine.executors
+    driver = Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
+    host = _DdpHost(session.engine, names, driver)
     if switch is None:
         switch = _Switch(group)
         model.register_comm_hook(switch, thinwire_hook)
         _switches[model] = switch
     switch.host = host
-    meeting = _reconcile_before_forward(model, session)
-    session.on_detach(lambda: _detach(switch, meeting))
+    handle = _reconcile_before_forward(model, session)
+    session.on_detach(lambda: _detach(switch, handle))
     return session
 
 
 def _reconcile_before_forward(model: DistributedDataParallel, session: Session) -> RemovableHandle | None:
-    """Where replicas drift: bring them together between two steps, so that gradients belong to the result.
+    """If replicas drift: reconcile them between two steps, so that gradients belong to the reconciled model.
 
-    Only before a forward pass that trains: an evaluation may take place on one rank alone.
+    This happens only before a training forward pass: an evaluation may run on one rank alone.
     """
     if session.reconcile_every is None:
         return None
@@ -120,9 +122,9 @@ def _reconcile_before_forward(model: DistributedDataParallel, session: Session) 
     return model.register_forward_pre_hook(hook)
 
 
-def _detach(switch: _Switch, meeting: RemovableHandle | None) -> None:
-    if meeting is not None:
-        meeting.remove()
+def _detach(switch: _Switch, handle: RemovableHandle | None) -> None:
+    if handle is not None:
+        handle.remove()
     host, switch.host = switch.host, None
     if host is not None:
         host.lanes.close()
@@ -142,11 +144,12 @@ def _value(done: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
 
 
 def _raise_after_backward(errors: list[BaseException]) -> None:
-    """Let `backward()` raise the first of `errors`; to be called with the last bucket.
+    """Let `backward()` raise the first of `errors`; call this with the last bucket.
 
-    DDP would keep only an error's text. The callback queues itself once more to come behind DDP's own, which
-    unpacks the buckets as they arrive: to wait for all of them before would cost that overlap. With an
-    earlier bucket it could land in a backward pass inside this one (a reentrant checkpoint): too soon.
+    DDP would keep only the text of an error. The callback queues itself a second time, to run after DDP's own
+    callback, which unpacks the buckets as they arrive: waiting for all of them first would cost that overlap.
+    With an earlier bucket it could run too early, in a backward pass inside this one (a reentrant
+    checkpoint).
     """
     engine = cast(Any, torch.autograd.Variable)._execution_engine
 
@@ -158,10 +161,10 @@ def _raise_after_backward(errors: list[BaseException]) -> None:
 
 
 class _DdpHost:
-    """Gives each bucket a future, and the session's lanes the bucket."""
+    """Gives each bucket a future and submits it to the lanes."""
 
-    def __init__(self, session: Session, names: dict[str, torch.Tensor], lanes: Lanes | Direct) -> None:
-        self.session = session
+    def __init__(self, engine: Engine, names: dict[str, torch.Tensor], lanes: Lanes | Direct) -> None:
+        self.engine = engine
         self.lanes = lanes
         self._name_of = {id(parameter): name for name, parameter in names.items()}
         self._parameters = names  # keeps the ids valid
@@ -171,18 +174,18 @@ class _DdpHost:
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._errors: list[BaseException] = []
         self._in_backward = False
-        self._plain = session.method.traits.plain
-        self._whole_model = session.method.traits.scope == "model"
+        self._plain = engine.method.traits.exact_mean
+        self._whole_model = engine.method.traits.scope == "model"
         self._next_lane = 0
 
     def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         if self._step is None:
-            self._step = Step(self.session.end_step)
+            self._step = Step(self.engine.end_step)
             self._next_lane = 0
             self._errors = []
             # Under `join()` a rank that has finished early calls the hook outside any backward pass.
             self._in_backward = cast(Any, torch)._C._current_graph_task_id() >= 0
-            self.session.begin_step()
+            self.engine.begin_step()
         step = self._step
         try:
             return self._take(step, bucket)
@@ -236,7 +239,7 @@ class _DdpHost:
         lane = self._next_lane
         self._next_lane += 1
         scope = self._streams.scope(lane, buckets[0][0].x.device)
-        program = self.session.program([view for view, _ in buckets])
+        program = self.engine.program([view for view, _ in buckets])
         self.lanes.submit(lane, Job(program, step, done, scope))
 
     def _view(self, bucket: dist.GradBucket) -> View:
@@ -259,7 +262,7 @@ class _DdpHost:
                 "DDP averages a parameter that was frozen or not there at attach: freeze parameters before "
                 "the model is wrapped in DistributedDataParallel, and attach after both"
             )
-        layout = self.session.layout(names, buffer.device)
+        layout = self.engine.layout(names, buffer.device)
         if layout.numel != buffer.numel():
             raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {layout.numel}")
         return layout

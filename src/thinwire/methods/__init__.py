@@ -1,6 +1,5 @@
-"""The methods, one file each. A new one is a file here and a line below."""
+"""The methods, one file each. A new one is a file here and a line in `registry.py`."""
 
-from thinwire.core.exchange import Exchange
 from thinwire.methods.a2sgd import A2SGD
 from thinwire.methods.dense import BF16, FP16, Dense
 from thinwire.methods.dgc import DGC
@@ -10,7 +9,7 @@ from thinwire.methods.gspar import GSpar
 from thinwire.methods.heavyball import HeavyBall
 from thinwire.methods.lag import LAG
 from thinwire.methods.laq import LAQ
-from thinwire.methods.lasg import LASG, same_batch
+from thinwire.methods.lasg import LASG
 from thinwire.methods.natural import Natural
 from thinwire.methods.onebit import OneBit
 from thinwire.methods.powersgd import PowerSGD
@@ -27,40 +26,9 @@ from thinwire.methods.threshold import Threshold
 from thinwire.methods.topk import TopK
 from thinwire.methods.warmup import Warmup
 
-BUILT_IN: tuple[type[Exchange], ...] = (
-    Dense,
-    FP16,
-    BF16,
-    HeavyBall,
-    TopK,
-    GaussianK,
-    RandomK,
-    Threshold,
-    DGC,
-    ScaleCom,
-    Sketched,
-    RandomBlock,
-    QSGD,
-    TernGrad,
-    Natural,
-    SignSGD,
-    EFSign,
-    OneBit,
-    GSpar,
-    PowerSGD,
-    A2SGD,
-    LAG,
-    LAQ,
-    SLAQ,
-    LASG,
-    Warmup,
-    Route,
-)
-
 __all__ = [
     "A2SGD",
     "BF16",
-    "BUILT_IN",
     "DGC",
     "FP16",
     "LAG",
@@ -86,5 +54,4 @@ __all__ = [
     "Threshold",
     "TopK",
     "Warmup",
-    "same_batch",
 ]

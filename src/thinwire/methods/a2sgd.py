@@ -10,8 +10,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, State, Traits
+from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.errors import ConfigError
 
 
@@ -60,7 +61,11 @@ class A2SGD(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(consensus=False, reconcile_every=self.average_every, scope=self.scope)
+        return Traits(consensus=False, scope=self.scope)
+
+    @property
+    def reconcile_every(self) -> int | None:
+        return self.average_every
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -69,7 +74,7 @@ class A2SGD(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         mine = torch.tensor(kernels.two_means(x), dtype=torch.float32, device=x.device)
         means = await ch.mean(mine)
-        await ch.settled(bool(means.isfinite().all()))
+        await ch.commit(bool(means.isfinite().all()))
         plus, minus = cast("list[float]", mine.tolist())
         all_plus, all_minus = cast("list[float]", means.tolist())
         kernels.a2sgd_apply(x, plus, minus, all_plus, all_minus, out)

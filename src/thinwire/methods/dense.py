@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, Traits
+from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Dense(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(unbiased=True, conserves=True, elementwise=True, plain=True, memoryless=True)
+        return Traits(unbiased=True, conserves=True, elementwise=True, single_mean=True)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         await ch.mean(x, out)
@@ -43,11 +44,15 @@ class _Cast(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(elementwise=True, memoryless=True, rounding=torch.finfo(self.wire_dtype).eps / 2)
+        return Traits(elementwise=True, single_mean=True)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         narrow = x.to(self.wire_dtype, copy=True)
         out.copy_(await ch.mean(narrow, narrow))
+
+    @property
+    def rounding(self) -> float:
+        return torch.finfo(self.wire_dtype).eps / 2
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         return layout.numel * 2

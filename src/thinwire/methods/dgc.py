@@ -10,12 +10,13 @@ import torch
 
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Traits, momentum
-from thinwire.core.layout import Layout
+from thinwire.core.exchange import Exchange, momentum
+from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import Traits
 from thinwire.errors import ConfigError
 from thinwire.methods.families.memories import Residual, SparseMemory
 from thinwire.methods.families.selectors import Largest, Selector
-from thinwire.methods.families.sparse import OwnIndices, WithRatio
+from thinwire.methods.families.sparse import Sparse, WithRatio
 from thinwire.methods.heavyball import HeavyBall, corrected
 
 
@@ -27,7 +28,7 @@ class DGCState(Residual):
 
 
 @dataclass(frozen=True)
-class DGC(OwnIndices, WithRatio):
+class DGC(Sparse, WithRatio):
     """Every rank accumulates its own momentum and sends the k largest entries of what has piled up.
 
     g_i = g_i min(1, sqrt(W) clip / |g_i|)                               local clipping
@@ -83,18 +84,22 @@ class DGC(OwnIndices, WithRatio):
     @property
     def traits(self) -> Traits:
         plain = self.momentum == 0
-        return replace(super().traits, conserves=plain and self.clip is None, owns_momentum=not plain)
+        return replace(
+            super().traits, conserves=plain and self.clip is None, optimizer="any" if plain else "no momentum"
+        )
 
     def init(self, layout: Layout) -> DGCState:
         v, size = super().init(layout).error, layout.numel if self.momentum else 0
         return DGCState(v, torch.zeros(size, device=layout.device))
 
-    def beside(self) -> Exchange | None:
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
+        if not small:
+            return self
         return HeavyBall(self.momentum, self.nesterov) if self.momentum else None
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         kept = cast(DGCState, state)
-        g = x if self.clip is None else clipped(x, math.sqrt(ch.size) * self.clip * ch.unit)
+        g = x if self.clip is None else clipped(x, math.sqrt(ch.size) * self.clip * ch.context.scale)
         m, v = corrected(g, kept.m, self.momentum, self.nesterov) if self.momentum else (kept.m, g)
         with _Masking(kept, m, v, out) as memory:
             await self.send(memory, out, state, ch)
@@ -110,8 +115,8 @@ class _Masking(SparseMemory):
         super().__init__(state.error, v, out)
         self._kept, self._new = state.m, m
 
-    def settle(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
-        super().settle(keep, unsent)
+    def close(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
+        super().close(keep, unsent)
         if keep and self._kept.numel() and self.indices is not None:
             self._kept.copy_(self._new)
             self._kept[self.indices.long()] = 0

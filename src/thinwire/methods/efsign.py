@@ -22,8 +22,8 @@ class EFSign(ScaledSigns):
             magnitude, and its owner keeps what the second code loses.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.EFSign(reduce="gather"))
+        >>> from thinwire.methods import EFSign
+        >>> str(EFSign(reduce="gather"))
         "efsign(reduce='gather')"
 
     Reference: Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient

@@ -8,11 +8,11 @@ from typing import ClassVar
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.methods.families.selectors import GaussianTail, Selector
-from thinwire.methods.families.sparse import OwnIndices, WithRatio
+from thinwire.methods.families.sparse import Sparse, WithRatio
 
 
 @dataclass(frozen=True)
-class GaussianK(OwnIndices, WithRatio):
+class GaussianK(Sparse, WithRatio):
     """Sends what lies beyond a threshold found from the mean and the deviation of error + gradient.
 
     u_i = g_i + e_i;  mu, sigma = mean and deviation of u_i;  t = mu + sigma Phi^-1(1 - ratio/2)

@@ -11,8 +11,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, State, Traits
+from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.errors import PayloadError
 from thinwire.methods.families import indices as index_code
 
@@ -43,8 +44,8 @@ class GSpar(Exchange):
         scope: probabilities over each "tensor" by itself, over each "bucket", or over the whole "model".
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.GSpar(ratio=0.05))
+        >>> from thinwire.methods import GSpar
+        >>> str(GSpar(ratio=0.05))
         'gspar(ratio=0.05)'
 
     Reference: Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
@@ -68,7 +69,7 @@ class GSpar(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(unbiased=True, ragged=True, scope=self.scope)
+        return Traits(unbiased=True, payload="data-dependent", scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ class GSpar(Exchange):
             # A rank has two lists, and the mean is over lists: every value counts twice.
             where += [certain[0], sampled[0]]
             what += [2 * certain[1], 2 * sampled[1]]
-        await ch.settled(all(kernels.all_finite(parts[1]) for parts in received))
+        await ch.commit(all(kernels.all_finite(parts[1]) for parts in received))
         kernels.scatter_mean(where, what, out)
 
     def lam(self, x: torch.Tensor) -> float:

@@ -9,8 +9,9 @@ import torch
 
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, Traits, momentum
+from thinwire.core.exchange import Exchange, State, momentum
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Traits
 
 
 @dataclass
@@ -45,7 +46,7 @@ class HeavyBall(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(elementwise=True, owns_momentum=self.momentum > 0)
+        return Traits(elementwise=True, optimizer="no momentum" if self.momentum else "any")
 
     def init(self, layout: Layout) -> HeavyBallState:
         return HeavyBallState(torch.zeros(layout.numel, device=layout.device))
@@ -53,7 +54,7 @@ class HeavyBall(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: HeavyBallState, ch: Channel) -> None:
         m, v = corrected(x, state.m, self.momentum, self.nesterov)
         await ch.mean(v.to(x.dtype), out)
-        if await ch.settled(bool(out.isfinite().all())):
+        if await ch.commit(bool(out.isfinite().all())):
             state.m.copy_(m)
 
     def exact(self) -> Exchange:

@@ -34,7 +34,7 @@ class QuantisedLazy(Lazy):
         checks.at_least(self.name, "max_skip", self.max_skip, 0)
 
     @property
-    def caution(self) -> str | None:
+    def warning(self) -> str | None:
         if self.bits >= COARSE or self.max_skip == 0:
             return None
         return (

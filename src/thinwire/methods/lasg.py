@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 import torch
 
 from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
-from thinwire.errors import ConfigError
 from thinwire.methods.families.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload, squared_norm
 from thinwire.methods.lag import check_bound
-
-if TYPE_CHECKING:
-    from thinwire.sessions.gradient import Session
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class LASG(Lazy):
     parameter for the old parameters, and one line in the training loop before the backward pass,
     under DDP and with `session.average` alike:
 
-        thinwire.same_batch(session, model, lambda net: loss(net(inputs), targets))
+        session.same_batch(model, lambda net: loss(net(inputs), targets))
 
     A step without it has nothing to compare, and the rank uploads.
 
@@ -59,10 +54,10 @@ class LASG(Lazy):
         checks.at_least(self.name, "max_skip", self.max_skip, 0)
 
     @property
-    def caution(self) -> str:
+    def warning(self) -> str:
         return (
-            f"{self} uploads at every step that has no second gradient: call thinwire.same_batch(session, "
-            "model, loss) before each backward pass"
+            f"{self} uploads at every step that has no second gradient: call "
+            "session.same_batch(model, loss) before each backward pass"
         )
 
     @property
@@ -82,59 +77,9 @@ class LASG(Lazy):
         return True
 
     def judged(self, mine: Upload, x: torch.Tensor, state: LazyState, ch: Channel) -> float:
-        stale = ch.beside.stale
+        stale = ch.context.stale
         difference = math.inf if stale is None else squared_norm(x.double() - stale)
         return difference if math.isfinite(difference) else math.inf
 
     def exact(self) -> Exchange:
         return replace(self, xi=0.0, bits=UNCODED)
-
-
-def same_batch(
-    session: Session, model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]
-) -> None:
-    """Give the session's next step the gradient of this batch at the rank's last uploaded parameters.
-
-    To be called before the forward pass of the step. Nothing changes but that: gradients, buffers (batch-norm
-    statistics), the model's parameters and the random numbers of the forward pass that follows stay as
-    they are, so that dropout is the same in both.
-
-    Args:
-        session: of `attach` or `Session`; its method may be any, only `lasg` looks at the result.
-        model: the model, wrapped in DistributedDataParallel or not.
-        loss: computes the loss of this step's batch with the module it is given.
-    """
-    wrapped = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    inner = cast(torch.nn.Module, model.module) if wrapped else model
-    old = {name: tensor.requires_grad_() for name, tensor in session.stale_parameters().items()}
-    live = dict(inner.named_parameters())
-    unknown = [name for name in old if name not in live]
-    if unknown:
-        raise ConfigError(
-            f"same_batch: the session has a parameter {unknown[0]!r} that the model does not have"
-        )
-    buffers = {name: buffer.detach().clone() for name, buffer in inner.named_buffers()}
-    devices = sorted({t.device.index for t in old.values() if t.device.type == "cuda"})
-    tensors = {f"model.{name}": tensor for name, tensor in (old | buffers).items()}
-    with torch.random.fork_rng(devices):
-        value = torch.func.functional_call(_Loss(inner, loss), tensors, ())
-        found = torch.autograd.grad(value, list(old.values()), allow_unused=True)
-    gradients = cast("tuple[torch.Tensor | None, ...]", found)
-    session.compare_with(
-        {
-            name: torch.zeros_like(tensor) if gradient is None else gradient
-            for (name, tensor), gradient in zip(old.items(), gradients, strict=True)
-        }
-    )
-
-
-class _Loss(torch.nn.Module):
-    """The loss as a module, so that `functional_call` can put other tensors in place of the model's."""
-
-    def __init__(self, model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self) -> torch.Tensor:
-        return self._loss(self.model)

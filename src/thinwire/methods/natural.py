@@ -10,11 +10,11 @@ import torch
 
 from thinwire import kernels
 from thinwire.kernels.natural import NOT_FINITE
-from thinwire.methods.families.quantised import Gathered, Parts
+from thinwire.methods.families.quantised import Parts, Quantised
 
 
 @dataclass(frozen=True)
-class Natural(Gathered):
+class Natural(Quantised):
     """Every entry is rounded at random to one of the two powers of two around it.
 
     2^a <= |t| < 2^(a+1):  C(t) = sign(t) 2^(a+1) with probability |t|/2^a - 1, else sign(t) 2^a

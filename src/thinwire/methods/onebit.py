@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 
 from thinwire import kernels
-from thinwire.methods.families.quantised import Gathered, Parts, lengthened
+from thinwire.methods.families.quantised import Parts, Quantised, lengthened
 
 
 @dataclass(frozen=True)
-class OneBit(Gathered):
+class OneBit(Quantised):
     """An entry is sent as the mean of those that have its sign; what that loses is added next time.
 
     u_i = g_i + e_i;  m+ = mean of u_j >= 0;  m- = mean of u_j < 0

@@ -10,8 +10,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, Traits, replicated, residual
+from thinwire.core.exchange import Exchange, State, replicated, residual
 from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import Traits
 from thinwire.methods.families.memories import DenseMemory
 
 
@@ -66,17 +67,17 @@ class PowerSGD(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(conserves=self.feedback, even=not self.alternate)
+        return Traits(conserves=self.feedback, payload="alternating" if self.alternate else "fixed")
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
         return ("finite", "feedback")
 
-    def accepts(self, slot: Slot) -> bool:
-        if len(slot.shape) < 2:
-            return False
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
+        if small or len(slot.shape) < 2:
+            return None
         n, m, r = self._dimensions(slot)
-        return r * (n + m) < n * m
+        return self if r * (n + m) < n * m else None
 
     def init(self, layout: Layout) -> PowerSGDState:
         n, m, r = self._dimensions(_only(layout))
@@ -87,7 +88,7 @@ class PowerSGD(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: PowerSGDState, ch: Channel) -> None:
         if ch.step < self.start_after:
             await ch.mean(x, out)
-            await ch.settled(kernels.all_finite(out))
+            await ch.commit(kernels.all_finite(out))
             return
         with DenseMemory(state.error, x, out) as memory:
             if self.alternate:
@@ -101,15 +102,15 @@ class PowerSGD(Exchange):
         matrix = memory.total.float().view(-1, state.q.shape[0])
         p = await ch.mean(matrix @ self._start(state.q, ch))
         if not bool(p.isfinite().all()):  # equal on all ranks, so all of them leave out the second round
-            await ch.settled(False)
+            await ch.commit(False)
             return
         p = _orthogonal(p)
         mine = matrix.T @ p
         q = await ch.mean(mine)
-        keep = await ch.settled(bool(q.isfinite().all()))
+        keep = await ch.commit(bool(q.isfinite().all()))
         if keep:
             state.q.copy_(q)
-        _finish(memory.settle(keep), (p, mine.T), (p, q.T), out)
+        _finish(memory.close(keep), (p, mine.T), (p, q.T), out)
 
     async def _one_factor(
         self, memory: DenseMemory, out: torch.Tensor, state: PowerSGDState, ch: Channel
@@ -122,10 +123,10 @@ class PowerSGD(Exchange):
         basis = _orthogonal(self._start(used, ch))
         mine = (matrix if sends_p else matrix.T) @ basis
         factor = await ch.mean(mine)
-        keep = await ch.settled(bool(factor.isfinite().all()))
+        keep = await ch.commit(bool(factor.isfinite().all()))
         if keep:
             sent.copy_(factor)
-        error = memory.settle(keep)
+        error = memory.close(keep)
         if sends_p:
             _finish(error, (mine, basis.T), (factor, basis.T), out)
         else:

@@ -12,7 +12,7 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.exchange import Exchange
-from thinwire.methods.families.quantised import Gathered, Parts
+from thinwire.methods.families.quantised import Parts, Quantised
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _QuantiserOptions(Exchange):
 
 
 @dataclass(frozen=True)
-class QSGD(Gathered, _QuantiserOptions):
+class QSGD(Quantised, _QuantiserOptions):
     """Every entry is rounded at random to one of a few levels, so that its expectation is itself.
 
     For a bucket v of consecutive entries with norm m = max|v| (or ||v||_2) and s = 2^(b-1) - 1:
@@ -39,8 +39,8 @@ class QSGD(Gathered, _QuantiserOptions):
         reduce: as for all methods that code every entry.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.QSGD(bits=8))
+        >>> from thinwire.methods import QSGD
+        >>> str(QSGD(bits=8))
         'qsgd(bits=8)'
 
     Reference: Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", 2017.

@@ -10,8 +10,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.memories import Residual
 from thinwire.methods.families.selectors import kept
 
@@ -74,7 +75,7 @@ class RandomBlock(Exchange):
         if not kernels.all_finite(x):
             block.fill_(torch.nan)
         block = await ch.mean(block, block)
-        if await ch.settled(kernels.all_finite(block)) and self.feedback:
+        if await ch.commit(kernels.all_finite(block)) and self.feedback:
             kernels.feedback_block(state.error, x, start, k, clear=out)
         else:
             out.zero_()

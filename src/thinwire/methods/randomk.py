@@ -10,16 +10,17 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Traits
 from thinwire.errors import ConfigError
 from thinwire.methods.families.memories import Residual, SparseMemory
 from thinwire.methods.families.selectors import AtRandom, Selector
-from thinwire.methods.families.sparse import OwnIndices, WithRatio
+from thinwire.methods.families.sparse import Sparse, WithRatio
 
 
 @dataclass(frozen=True)
-class RandomK(OwnIndices, WithRatio):
+class RandomK(Sparse, WithRatio):
     """Every rank sends k entries drawn at random, without replacement.
 
     u_i = g_i + e_i;  I (or I_i) uniform among the sets of k coordinates;  c_i = u_i on I
@@ -55,9 +56,13 @@ class RandomK(OwnIndices, WithRatio):
 
     @property
     def traits(self) -> Traits:
-        ragged = not self.shared and self.reduce != "gather"
-        unbiased = not self.feedback and not ragged
-        return Traits(conserves=self.feedback, unbiased=unbiased, ragged=ragged, scope=self.scope)
+        fixed = self.shared or self.reduce == "gather"
+        return Traits(
+            conserves=self.feedback,
+            unbiased=not self.feedback and fixed,
+            payload="fixed" if fixed else "data-dependent",
+            scope=self.scope,
+        )
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         if not self.shared:
@@ -66,7 +71,7 @@ class RandomK(OwnIndices, WithRatio):
         with SparseMemory(state.error, x, out) as memory:
             indices, values = memory.take(self.selector(ch), self.count(x.numel(), ch.step))
             values = await ch.mean(values, values)
-            memory.settle(await ch.settled(kernels.all_finite(values)))
+            memory.close(await ch.commit(kernels.all_finite(values)))
             kernels.scatter_mean([indices], [values], out)
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:

@@ -1,84 +1,91 @@
 """Names of methods: built-in ones, and those that other packages offer as entry points.
 
-Exchanges (how a tensor is averaged) are found under `thinwire.methods`, schedules (when the replicas talk)
-under `thinwire.schedules`. Both have method strings and JSON of the same form, and no name is used twice.
+Exchanges (how a tensor is averaged) have the entry point group `thinwire.methods`, schedules (when
+parameters are averaged) `thinwire.schedules`. Both have method strings and JSON of the same form, and no
+name is used twice. Built-in methods are loaded like those of third parties: when they are asked for.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
 
-from thinwire.averaging.base import Schedule
+from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 
-ENTRY_POINTS = "thinwire.methods"
-SCHEDULE_ENTRY_POINTS = "thinwire.schedules"
+# A new method is a file and a line here: its name, its module and its class.
+EXCHANGES = {
+    "dense": "thinwire.methods.dense:Dense",
+    "fp16": "thinwire.methods.dense:FP16",
+    "bf16": "thinwire.methods.dense:BF16",
+    "heavyball": "thinwire.methods.heavyball:HeavyBall",
+    "topk": "thinwire.methods.topk:TopK",
+    "gaussiank": "thinwire.methods.gaussiank:GaussianK",
+    "randomk": "thinwire.methods.randomk:RandomK",
+    "threshold": "thinwire.methods.threshold:Threshold",
+    "dgc": "thinwire.methods.dgc:DGC",
+    "scalecom": "thinwire.methods.scalecom:ScaleCom",
+    "sketched": "thinwire.methods.sketched:Sketched",
+    "randomblock": "thinwire.methods.randomblock:RandomBlock",
+    "qsgd": "thinwire.methods.qsgd:QSGD",
+    "terngrad": "thinwire.methods.terngrad:TernGrad",
+    "natural": "thinwire.methods.natural:Natural",
+    "signsgd": "thinwire.methods.signsgd:SignSGD",
+    "efsign": "thinwire.methods.efsign:EFSign",
+    "onebit": "thinwire.methods.onebit:OneBit",
+    "gspar": "thinwire.methods.gspar:GSpar",
+    "powersgd": "thinwire.methods.powersgd:PowerSGD",
+    "a2sgd": "thinwire.methods.a2sgd:A2SGD",
+    "lag": "thinwire.methods.lag:LAG",
+    "laq": "thinwire.methods.laq:LAQ",
+    "slaq": "thinwire.methods.slaq:SLAQ",
+    "lasg": "thinwire.methods.lasg:LASG",
+    "warmup": "thinwire.methods.warmup:Warmup",
+    "route": "thinwire.methods.route:Route",
+}
+SCHEDULES = {
+    "localsgd": "thinwire.averaging.localsgd:LocalSGD",
+    "spasgd": "thinwire.averaging.spasgd:SPASGD",
+    "pqasgd": "thinwire.averaging.pqasgd:PQASGD",
+    "diloco": "thinwire.averaging.diloco:DiLoCo",
+    "periodic": "thinwire.averaging.periodic:Periodic",
+}
+EXCHANGE_GROUP = "thinwire.methods"
+SCHEDULE_GROUP = "thinwire.schedules"
 
-Method = Exchange | Schedule
-Kind = TypeVar("Kind", Exchange, Schedule)
+Given = str | Mapping[str, Any]
+Kind = TypeVar("Kind", bound=Configured)
 
 
-def methods() -> dict[str, type[Exchange]]:
-    """All exchanges by name; those of third parties are loaded here, not at import."""
-    from thinwire.methods import BUILT_IN
-
-    return _with_entry_points({method.name: method for method in BUILT_IN}, Exchange, ENTRY_POINTS)
+def list_methods() -> dict[str, type[Exchange]]:
+    """All exchanges by name: methods that average a tensor in every step."""
+    return {name: _load(EXCHANGES[name], Exchange) for name in EXCHANGES} | _offered(EXCHANGE_GROUP, Exchange)
 
 
-def schedules() -> dict[str, type[Schedule]]:
-    """All schedules by name: methods that average parameters from time to time."""
-    from thinwire.averaging import BUILT_IN
-
-    return _with_entry_points({method.name: method for method in BUILT_IN}, Schedule, SCHEDULE_ENTRY_POINTS)
-
-
-def _with_entry_points(known: dict[str, type[Kind]], kind: type[Kind], group: str) -> dict[str, type[Kind]]:
-    for entry in entry_points(group=group):
-        if entry.name in known:
-            raise ConfigError(
-                f"entry point {entry.value!r} registers the method {entry.name!r}, which exists already"
-            )
-        loaded = entry.load()
-        if not (isinstance(loaded, type) and issubclass(loaded, kind)):
-            raise ConfigError(
-                f"entry point {entry.value!r} ({entry.name}) is not a thinwire {kind.__name__} class"
-            )
-        known[entry.name] = cast(Any, loaded)
-    return known
+def list_schedules() -> dict[str, type[Configured]]:
+    """All schedules by name: methods that average parameters periodically."""
+    built_in = {name: _load(SCHEDULES[name], Configured) for name in SCHEDULES}
+    return built_in | _offered(SCHEDULE_GROUP, Configured)
 
 
-def parse(method: str | Mapping[str, Any] | Exchange) -> Exchange:
-    """The exchange for a method string, its JSON form, its repr, or itself.
+def parse(method: Given | Configured) -> Configured:
+    """The method for a method string, its JSON form, its repr, or itself: whatever `attach` takes.
 
     >>> parse("qsgd(bits=4)")
     QSGD(bits=4, bucket=512, norm='max', reduce='auto')
     >>> parse(to_json(parse("qsgd(bits=4)"))) == parse("QSGD(bits=4)")
     True
+    >>> str(parse("periodic(every=4, exchange=topk(values=qsgd(bits=8)))"))
+    'periodic(every=4, exchange=topk(ratio=0.01, values=qsgd(bits=8)))'
     """
-    found = parse_method(method)
-    if isinstance(found, Schedule):
-        raise ConfigError(
-            f"{found.name} says when to talk, not how a tensor is averaged: give it to "
-            "thinwire.attach(model, ..., optimizer=optimizer); here use what it is made of, "
-            f"{str(found.inner)!r}"
-        )
-    return found
-
-
-def parse_method(method: str | Mapping[str, Any] | Method) -> Method:
-    """The same for exchanges and schedules: whatever `attach` takes.
-
-    >>> parse_method("localsgd(every=4)").period
-    4
-    """
-    if isinstance(method, Exchange | Schedule):
+    if isinstance(method, Configured):
         return method
     if isinstance(method, Mapping):
         return _from_mapping(method)
@@ -89,22 +96,33 @@ def parse_method(method: str | Mapping[str, Any] | Method) -> Method:
         except json.JSONDecodeError as error:
             raise ConfigError(f"{text!r} is not valid JSON: {error}") from None
         return _from_mapping(cast("dict[str, Any]", loaded))
-    name, options = _split(text)
-    return build(name, options)
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        tree = None
+    if not isinstance(tree, ast.Name | ast.Call):
+        raise ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
+    return _from_tree(tree, text)
 
 
-def to_json(method: Method) -> str:
-    return json.dumps({"name": method.name, "options": method.options()})
-
-
-def build(name: str, options: Mapping[str, Any]) -> Method:
-    known: dict[str, type[Method]] = {**methods(), **schedules()}
-    by_class = {cls.__name__: cls for cls in known.values()}
-    cls = known.get(name) or by_class.get(name)
-    if cls is None:
+def parse_exchange(method: Given | Configured) -> Exchange:
+    """Like `parse`, for what averages tensors: a schedule is refused."""
+    found = parse(method)
+    if not isinstance(found, Exchange):
         raise ConfigError(
-            f"unknown method {name!r}{_nearest(name, known)}; valid methods: {', '.join(sorted(known))}"
+            f"{found.name} averages parameters periodically and is not an exchange: give it to "
+            "thinwire.attach(model, ..., optimizer=optimizer)"
         )
+    return found
+
+
+def to_json(method: Configured) -> str:
+    return json.dumps(_to_mapping(method))
+
+
+def build(name: str, options: Mapping[str, Any]) -> Configured:
+    """The method of this name, or of this class name, with these options."""
+    cls = _find(name)
     valid = [f.name for f in fields(cls)]
     for option in options:
         if option not in valid:
@@ -118,39 +136,114 @@ def build(name: str, options: Mapping[str, Any]) -> Method:
         raise ConfigError(f"{cls.name}: {error}") from None
 
 
-def _from_mapping(given: Mapping[str, Any]) -> Method:
-    name, options = given.get("name"), given.get("options", {})
-    if not isinstance(name, str) or not isinstance(options, Mapping) or set(given) - {"name", "options"}:
-        raise ConfigError(f'a method in JSON is {{"name": ..., "options": {{...}}}}, not {dict(given)!r}')
-    return build(name, cast("Mapping[str, Any]", options))
+# -- finding classes ---------------------------------------------------------------------------------------
 
 
-def _split(text: str) -> tuple[str, dict[str, Any]]:
-    """`name(key=literal, ...)`: parsed as Python, never evaluated."""
-    wrong = ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError):
-        raise wrong from None
+def _find(name: str) -> type[Configured]:
+    built_in = EXCHANGES | SCHEDULES
+    by_class = {target.partition(":")[2]: target for target in built_in.values()}
+    target = built_in.get(name) or by_class.get(name)
+    if target is not None:
+        return _load(target, Configured)
+    others: dict[str, type[Configured]] = {
+        **_offered(EXCHANGE_GROUP, Exchange),
+        **_offered(SCHEDULE_GROUP, Configured),
+    }
+    for cls in others.values():
+        if name in (cls.name, cls.__name__):
+            return cls
+    known = [*built_in, *others]
+    raise ConfigError(
+        f"unknown method {name!r}{_nearest(name, known)}; valid methods: {', '.join(sorted(known))}"
+    )
+
+
+def _load(target: str, kind: type[Kind]) -> type[Kind]:
+    module, _, name = target.partition(":")
+    return cast("type[Kind]", getattr(importlib.import_module(module), name))
+
+
+def _offered(group: str, kind: type[Kind]) -> dict[str, type[Kind]]:
+    """What other packages register under an entry point group."""
+    found: dict[str, type[Kind]] = {}
+    for entry in entry_points(group=group):
+        if entry.name in EXCHANGES or entry.name in SCHEDULES or entry.name in found:
+            raise ConfigError(
+                f"entry point {entry.value!r} registers the method {entry.name!r}, which exists already"
+            )
+        loaded = entry.load()
+        if not (isinstance(loaded, type) and issubclass(loaded, kind)):
+            raise ConfigError(
+                f"entry point {entry.value!r} ({entry.name}) is not a thinwire {kind.__name__} class"
+            )
+        found[entry.name] = cast(Any, loaded)
+    return found
+
+
+# -- reading and writing -----------------------------------------------------------------------------------
+
+
+def _from_tree(tree: ast.Name | ast.Call, text: str) -> Configured:
+    """`name(key=value, ...)`: parsed as Python, never evaluated. A value may be a method itself."""
     if isinstance(tree, ast.Name):
-        return tree.id, {}
-    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
-        raise wrong
+        return build(tree.id, {})
+    if not isinstance(tree.func, ast.Name):
+        raise ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
+    _find(tree.func.id)
     if tree.args:
         raise ConfigError(f"{text!r}: options are given by name, like {tree.func.id}(ratio=0.01)")
     options: dict[str, Any] = {}
     for keyword in tree.keywords:
         if keyword.arg is None:
-            raise wrong
-        try:
-            options[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
-            raise ConfigError(
-                f"{text!r}: the value of {keyword.arg} is not a number, string, True, False or None"
-            ) from None
-    return tree.func.id, options
+            raise ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
+        options[keyword.arg] = _value(keyword.value, keyword.arg, text)
+    return build(tree.func.id, options)
 
 
-def _nearest(word: str, known: Mapping[str, Any] | list[str]) -> str:
+def _value(tree: ast.expr, option: str, text: str) -> object:
+    if isinstance(tree, ast.Name | ast.Call):
+        return _from_tree(tree, text)
+    if isinstance(tree, ast.Tuple | ast.List):
+        return tuple(_value(part, option, text) for part in tree.elts)
+    try:
+        return ast.literal_eval(tree)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r}: the value of {option} is not a number, string, True, False, None or a method"
+        ) from None
+
+
+def _from_mapping(given: Mapping[str, Any]) -> Configured:
+    name, options = given.get("name"), given.get("options", {})
+    if not isinstance(name, str) or not isinstance(options, Mapping) or set(given) - {"name", "options"}:
+        raise ConfigError(f'a method in JSON is {{"name": ..., "options": {{...}}}}, not {dict(given)!r}')
+    read = {key: _from_json(value) for key, value in cast("Mapping[str, Any]", options).items()}
+    return build(name, read)
+
+
+def _from_json(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _from_mapping(cast("Mapping[str, Any]", value))
+    if isinstance(value, list):
+        return tuple(_from_json(part) for part in cast("list[object]", value))
+    return value
+
+
+def _to_mapping(method: Configured) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "options": {key: _to_json(value) for key, value in method.options().items()},
+    }
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, Configured):
+        return _to_mapping(value)
+    if isinstance(value, tuple):
+        return [_to_json(part) for part in cast("Sequence[object]", value)]
+    return value
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""

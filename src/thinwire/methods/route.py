@@ -7,15 +7,17 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import torch
 
+from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import PayloadSize, Traits
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.topk import TopK
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
@@ -24,6 +26,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
     "==": operator.eq,
 }
+SIZES: tuple[PayloadSize, ...] = ("fixed", "alternating", "data-dependent")
 _CONDITION = re.compile(r"(numel|ndim)\s*(<=|>=|==|<|>)\s*(\d+)")
 
 
@@ -31,95 +34,86 @@ _CONDITION = re.compile(r"(numel|ndim)\s*(<=|>=|==|<|>)\s*(\d+)")
 class Route(Exchange):
     """Picks a method for each tensor by rules; tensors that no rule names get the default.
 
-    The first rule that fits decides. A rule is a condition and a method string; the condition is a pattern
+    The first rule that fits decides. A rule is a condition and a method; the condition is a pattern
     for the parameter's name ("*.bias", "embed*") or a comparison of its size ("numel<10000") or of its
     number of dimensions ("ndim<=1"). Small tensors that no rule names go dense, as always.
 
     Args:
         default: the method for all tensors that no rule names.
-        rules: pairs of a condition and a method string.
+        rules: pairs of a condition and a method.
 
     Example:
         >>> import thinwire
-        >>> method = thinwire.parse("route(default='topk(ratio=0.01)', rules=(('embed*', 'qsgd(bits=8)'),))")
-        >>> method.rules
-        (('embed*', 'qsgd(bits=8)'),)
+        >>> str(thinwire.parse("route(default=topk(ratio=0.01), rules=(('embed*', qsgd(bits=8)),))"))
+        "route(default=topk(ratio=0.01), rules=(('embed*', qsgd(bits=8)),))"
     """
 
     name: ClassVar[str] = "route"
-    default: str = "topk(ratio=0.01)"
-    rules: tuple[tuple[str, str], ...] = ()
+    default: Exchange = TopK()
+    rules: tuple[tuple[str, Exchange], ...] = ()
 
     def __post_init__(self) -> None:
+        checks.exchange(self.name, "default", self.default)
         given = cast(object, self.rules)
-        pairs: list[tuple[str, str]] = []
         if not isinstance(given, Sequence) or isinstance(given, str):
             raise ConfigError(f"route: rules are pairs of a condition and a method, not {given!r}")
         for pair in cast("Sequence[object]", given):
             two = list(cast("Sequence[object]", pair)) if isinstance(pair, list | tuple) else []
-            if len(two) != 2 or not all(isinstance(part, str) for part in two):
-                raise ConfigError(f"route: a rule is a pair like ('*.bias', 'dense'), not {pair!r}")
-            pairs.append((cast(str, two[0]), cast(str, two[1])))
-        object.__setattr__(self, "rules", tuple(pairs))
-        for _, method in (("", self.default), *self.rules):
-            if isinstance(parsed(method), Route):
-                raise ConfigError("route: a route inside a route: write all rules into one")
+            if len(two) != 2 or not isinstance(two[0], str) or not isinstance(two[1], Exchange):
+                raise ConfigError(f"route: a rule is a pair like ('*.bias', Dense()), not {pair!r}")
+        object.__setattr__(self, "rules", tuple((condition, method) for condition, method in self.rules))
+        if any(isinstance(method, Route) for method in self._exchanges()):
+            raise ConfigError("route: a route inside a route: write all rules into one")
 
     @property
     def traits(self) -> Traits:
         every = [exchange.traits for exchange in self._exchanges()]
         scopes = [traits.scope for traits in every]
+        sizes, needs = [traits.payload for traits in every], [traits.optimizer for traits in every]
         return Traits(
             consensus=all(traits.consensus for traits in every),
             unbiased=all(traits.unbiased for traits in every),
             conserves=all(traits.conserves for traits in every),
-            ragged=any(traits.ragged for traits in every),
-            even=all(traits.even for traits in every),
-            owns_momentum=any(traits.owns_momentum for traits in every),
-            reconcile_every=min((t.reconcile_every for t in every if t.reconcile_every), default=None),
-            rounding=max(traits.rounding for traits in every),
+            payload=SIZES[max(map(SIZES.index, sizes))],
+            optimizer="no momentum" if "no momentum" in needs else "any",
             scope="model" if "model" in scopes else "tensor",
         )
 
     @property
-    def default_exchange(self) -> Exchange:
-        return parsed(self.default)
+    def rounding(self) -> float:
+        return max(exchange.rounding for exchange in self._exchanges())
 
-    def rule_for(self, slot: Slot) -> Exchange | None:
+    @property
+    def reconcile_every(self) -> int | None:
+        periods = [exchange.reconcile_every for exchange in self._exchanges()]
+        return min((period for period in periods if period is not None), default=None)
+
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         for condition, method in self.rules:
             if _fits(condition, slot):
-                return parsed(method)
-        return None
+                return method.assign(slot, small=False)
+        return self.default.assign(slot, small=small)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         raise ThinwireError("a route does not run itself: a session asks it for each tensor's method")
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        parts = [
-            (self.rule_for(slot) or self.default_exchange).payload_bytes(layout.pick([slot]), size)
-            for slot in layout.slots
-        ]
+        parts: list[int | None] = []
+        for slot in layout.slots:
+            exchange, alone = self.assign(slot, small=False), layout.pick([slot])
+            parts.append(alone.dense_bytes if exchange is None else exchange.payload_bytes(alone, size))
         return None if None in parts else sum(cast("list[int]", parts))
 
     def exact(self) -> Exchange | None:
         exact = [exchange.exact() for exchange in self._exchanges()]
         if any(exchange is None for exchange in exact):
             return None
-        rules = tuple(
-            (condition, str(exchange)) for (condition, _), exchange in zip(self.rules, exact[1:], strict=True)
-        )
-        return replace(self, default=str(exact[0]), rules=rules)
+        first, *others = cast("list[Exchange]", exact)
+        conditions = [condition for condition, _ in self.rules]
+        return replace(self, default=first, rules=tuple(zip(conditions, others, strict=True)))
 
     def _exchanges(self) -> list[Exchange]:
-        return [parsed(self.default), *(parsed(method) for _, method in self.rules)]
-
-
-@lru_cache(maxsize=256)
-def parsed(method: str) -> Exchange:
-    """A method inside a method."""
-    from thinwire.methods.registry import parse
-
-    return parse(method)
+        return [self.default, *(method for _, method in self.rules)]
 
 
 def _fits(condition: str, slot: Slot) -> bool:

@@ -10,8 +10,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.kernels.scatter import ascending_in_range
 from thinwire.methods.families import indices as index_code
@@ -67,7 +68,7 @@ class ScaleCom(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(conserves=True, even=False, scope=self.scope)
+        return Traits(conserves=True, payload="alternating", scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ class ScaleCom(Exchange):
         if not kernels.all_finite(x):
             values.fill_(torch.nan)
         values = await ch.mean(values, values)
-        if await ch.settled(kernels.all_finite(values)):
+        if await ch.commit(kernels.all_finite(values)):
             if self.beta == 1:
                 kernels.commit_feedback(m, x, indices)
             else:
@@ -100,7 +101,7 @@ class ScaleCom(Exchange):
                 m[where] = (1 - self.beta) * old
         kernels.scatter_mean([indices], [values], out)
 
-    def pending(self, state: Residual) -> torch.Tensor:
+    def residual(self, state: Residual) -> torch.Tensor:
         return state.error / self.beta
 
     def exact(self) -> Exchange:

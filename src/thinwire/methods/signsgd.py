@@ -12,8 +12,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Traits
 from thinwire.methods.families.memories import DenseMemory
 from thinwire.methods.families.quantised import Parts, lengthened
 from thinwire.methods.families.signs import ScaledSigns, magnitudes
@@ -73,7 +74,7 @@ class SignSGD(ScaledSigns, _SignOptions):
 
     async def _gather(self, memory: DenseMemory, out: torch.Tensor, ch: Channel) -> None:
         received = await ch.gather(self.encode(memory.total, ch.private_seed()))
-        await ch.settled(self.finite(received))
+        await ch.commit(self.finite(received))
         votes = _majority(received, 0, ch)
         kernels.sign_unpack(votes, self._magnitude(received), out.numel(), out)
 
@@ -84,7 +85,7 @@ class SignSGD(ScaledSigns, _SignOptions):
         received = await ch.scatter([[bits[begin : begin + share], magnitude] for begin in begins])
         counted = _majority(received, begins[ch.rank], ch)
         everything = await ch.gather([lengthened(counted, share)])
-        await ch.settled(self.finite(received))
+        await ch.commit(self.finite(received))
         votes = torch.cat([parts[0] for parts in everything])[: bits.numel()]
         kernels.sign_unpack(votes, self._magnitude(received), out.numel(), out)
 

@@ -10,8 +10,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, State, Traits, momentum, residual
-from thinwire.core.layout import Layout
+from thinwire.core.exchange import Exchange, State, momentum, residual
+from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.selectors import kept
 from thinwire.methods.heavyball import HeavyBall
 
@@ -83,7 +84,7 @@ class Sketched(Exchange):
     @property
     def traits(self) -> Traits:
         plain = self.momentum == 0
-        return Traits(conserves=plain, owns_momentum=not plain, scope=self.scope)
+        return Traits(conserves=plain, optimizer="any" if plain else "no momentum", scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -95,7 +96,9 @@ class Sketched(Exchange):
             torch.zeros(layout.numel, device=layout.device), torch.zeros(size, device=layout.device)
         )
 
-    def beside(self) -> Exchange | None:
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
+        if not small:
+            return self
         return HeavyBall(self.momentum) if self.momentum else None
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: SketchedState, ch: Channel) -> None:
@@ -110,14 +113,14 @@ class Sketched(Exchange):
         kernels.sketch_insert(v, self.rows, cols, seed, table)
         table = await ch.mean(table, table)
         if not kernels.all_finite(table.view(-1)):  # equal on all ranks, so all leave out the second round
-            await ch.settled(False)
+            await ch.commit(False)
             return
         heavy = kernels.sketch_query_topk(table, n, seed, self.fetched(n))
         e = v[heavy.long()]
         e = await ch.mean(e, e)
         largest, values = kernels.topk(e, k)
         sent = heavy[largest.long()]
-        if await ch.settled(kernels.all_finite(e)):
+        if await ch.commit(kernels.all_finite(e)):
             state.v.copy_(v)
             state.v[sent.long()] = 0
             if self.momentum:
@@ -129,7 +132,7 @@ class Sketched(Exchange):
         self, u: torch.Tensor, v: torch.Tensor, out: torch.Tensor, state: SketchedState, ch: Channel
     ) -> None:
         v = await ch.mean(v, v)
-        if await ch.settled(kernels.all_finite(v)):
+        if await ch.commit(kernels.all_finite(v)):
             state.v.zero_()
             if self.momentum:
                 state.u.copy_(u)

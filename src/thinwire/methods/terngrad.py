@@ -10,8 +10,9 @@ import torch
 
 from thinwire import kernels
 from thinwire.core import checks
-from thinwire.core.exchange import Exchange, Traits
-from thinwire.methods.families.quantised import Gathered, Parts, lengthened
+from thinwire.core.exchange import Exchange
+from thinwire.core.traits import Traits
+from thinwire.methods.families.quantised import Parts, Quantised, lengthened
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class _TernaryOptions(Exchange):
 
 
 @dataclass(frozen=True)
-class TernGrad(Gathered, _TernaryOptions):
+class TernGrad(Quantised, _TernaryOptions):
     """Every entry becomes -s, 0 or s at random, so that its expectation is itself, clipped.
 
     f(g)_j = g_j clipped to [-c sigma, c sigma], sigma the standard deviation of g;  s = max_j |f(g)_j|
@@ -33,8 +34,8 @@ class TernGrad(Gathered, _TernaryOptions):
         reduce: as for all methods that code every entry. With two shots every stretch has its own scale.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.TernGrad(clip=None))
+        >>> from thinwire.methods import TernGrad
+        >>> str(TernGrad(clip=None))
         'terngrad(clip=None)'
 
     Reference: Wen, Xu, Yan, Wu, Wang, Chen and Li, "TernGrad", 2017.

@@ -10,7 +10,7 @@ from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 from thinwire.methods.families.selectors import Above, Selector
-from thinwire.methods.families.sparse import OwnIndices
+from thinwire.methods.families.sparse import Sparse
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _WithValue(Exchange):
 
 
 @dataclass(frozen=True)
-class Threshold(OwnIndices, _WithValue):
+class Threshold(Sparse, _WithValue):
     """Every rank sends the entries of error + gradient above a fixed magnitude, however many there are.
 
     u_i = g_i + e_i;  c_i = u_i where |u_i| > value;  e_i = u_i - c_i;  out = (1/W) sum_i c_i
@@ -44,7 +44,7 @@ class Threshold(OwnIndices, _WithValue):
     name: ClassVar[str] = "threshold"
 
     def selector(self, ch: Channel) -> Selector:
-        return Above(self.value * ch.unit)
+        return Above(self.value * ch.context.scale)
 
     def density(self) -> float:
         return 1.0

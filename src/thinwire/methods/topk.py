@@ -8,11 +8,11 @@ from typing import ClassVar
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.methods.families.selectors import Largest, Selector
-from thinwire.methods.families.sparse import OwnIndices, WithRatio
+from thinwire.methods.families.sparse import Sparse, WithRatio
 
 
 @dataclass(frozen=True)
-class TopK(OwnIndices, WithRatio):
+class TopK(Sparse, WithRatio):
     """Every rank sends its k largest entries; what it does not send it adds to its next gradient.
 
     u_i = g_i + e_i;  c_i = top_k(u_i);  e_i = u_i - c_i;  out = (1/W) sum_i c_i
@@ -24,8 +24,8 @@ class TopK(OwnIndices, WithRatio):
         feedback, values, scope, reduce, warmup: as for all methods that select their own indices.
 
     Example:
-        >>> import thinwire
-        >>> str(thinwire.TopK(ratio=0.001, scope="model"))
+        >>> from thinwire.methods import TopK
+        >>> str(TopK(ratio=0.001, scope="model"))
         "topk(ratio=0.001, scope='model')"
 
     Reference: Aji and Heafield, "Sparse communication for distributed gradient descent", 2017;

@@ -10,10 +10,12 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, Traits
+from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import Traits
 from thinwire.errors import ConfigError
-from thinwire.methods.route import Route, parsed
+from thinwire.methods.route import Route
+from thinwire.methods.topk import TopK
 
 
 @dataclass(frozen=True)
@@ -24,62 +26,59 @@ class Warmup(Exchange):
 
     Args:
         steps: so many dense steps first.
-        method: the method string of what follows.
+        method: what follows.
 
     Example:
         >>> import thinwire
-        >>> thinwire.parse("warmup(steps=500, method='powersgd(rank=2)')")
-        Warmup(steps=500, method='powersgd(rank=2)')
+        >>> thinwire.parse("warmup(steps=500, method=powersgd(rank=2))")
+        Warmup(steps=500, method=powersgd(rank=2))
     """
 
     name: ClassVar[str] = "warmup"
     steps: int = 100
-    method: str = "topk(ratio=0.01)"
+    method: Exchange = TopK()
 
     def __post_init__(self) -> None:
         checks.at_least(self.name, "steps", self.steps, 0)
-        if isinstance(self.inner, Route | Warmup):
+        checks.exchange(self.name, "method", self.method)
+        if isinstance(self.method, Route | Warmup):
             raise ConfigError(
-                f"warmup: {self.inner.name} cannot be inside it; use warmup in the route's methods"
+                f"warmup: {self.method.name} cannot be inside it; use warmup in the route's methods"
             )
 
-        if self.inner.traits.owns_momentum:
+        if self.method.traits.optimizer == "no momentum":
             raise ConfigError(
-                f"warmup: {self.inner.name} keeps the momentum itself, and dense steps would have none; "
+                f"warmup: {self.method.name} keeps the momentum itself, and dense steps would have none; "
                 "use its own warmup option if it has one, or momentum=0"
             )
 
     @property
-    def inner(self) -> Exchange:
-        return parsed(self.method)
-
-    @property
     def traits(self) -> Traits:
-        return replace(self.inner.traits, elementwise=False, memoryless=False)
+        return replace(self.method.traits, elementwise=False, single_mean=False)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        return (*self.inner.kernel_families, "finite")
+        return (*self.method.kernel_families, "finite")
 
     def init(self, layout: Layout) -> State:
-        return self.inner.init(layout)
+        return self.method.init(layout)
 
-    def accepts(self, slot: Slot) -> bool:
-        return self.inner.accepts(slot)
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
+        return None if small or self.method.assign(slot, small=False) is None else self
 
-    def pending(self, state: Any) -> torch.Tensor | None:
-        return self.inner.pending(state)
+    def residual(self, state: Any) -> torch.Tensor | None:
+        return self.method.residual(state)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         if ch.step >= self.steps:
-            await self.inner.run(x, out, state, ch)
+            await self.method.run(x, out, state, ch)
             return
         await ch.mean(x, out)
-        await ch.settled(kernels.all_finite(out))
+        await ch.commit(kernels.all_finite(out))
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        return self.inner.payload_bytes(layout, size)
+        return self.method.payload_bytes(layout, size)
 
     def exact(self) -> Exchange | None:
-        inner = self.inner.exact()
-        return None if inner is None else replace(self, method=str(inner))
+        inner = self.method.exact()
+        return None if inner is None else replace(self, method=inner)

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from thinwire import kernels
+from thinwire import kernels, log
 from thinwire.core import checks
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.log import tell
 from thinwire.net.liveness import default_store
 from thinwire.net.meter import Meter
 from thinwire.server import checkpoint as checkpoints
@@ -87,7 +86,7 @@ def serve(
     )
     if resume and file is not None:
         checkpoints.load(server, file)
-        tell("shard %d goes on from epoch %d, update %d", shard, server.state.epoch, server.state.version)
+        log.info("shard %d goes on from epoch %d, update %d", shard, server.state.epoch, server.state.version)
     shown = (shard == 0 and sys.stderr.isatty()) if progress is None else progress
     with bar(server, shown) as tick:
         return Office(server, _store(store), name, timeout).run(tick)

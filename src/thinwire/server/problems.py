@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from thinwire import log
 from thinwire.errors import ConfigError
-from thinwire.log import warn
 
 Vector = NDArray[Any]
 Rows = NDArray[np.int64]
@@ -156,7 +156,7 @@ class ModuleProblem:
         if self._rows < 1:
             raise ConfigError("the dataset has no rows")
         if any(True for _ in module.buffers()):
-            warn(
+            log.warning(
                 "the module has buffers (%s): each worker keeps its own",
                 next(iter(module.named_buffers()))[0],
             )

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire import log
 from thinwire.errors import ConfigError, PayloadError, PeerError, ThinwireError
 from thinwire.kernels.cpu import grid
 from thinwire.kernels.generator import mix64
-from thinwire.log import warn
 from thinwire.net.meter import Meter
 from thinwire.server import quantiser
 from thinwire.server.agreement import Agreement
@@ -242,7 +242,7 @@ class Server:
         if self._over:
             return
         self.lost.append(f"worker {peer.index}: {reason}")
-        warn("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
+        log.warning("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
         if peer.ticket is not None:
             self.dropped += 1
             self._open_tickets -= 1

@@ -1,0 +1,1 @@
+"""Sessions: facades over an engine that users hold."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from thinwire import kernels
+from thinwire import kernels, log
 from thinwire.core.exchange import Exchange
-from thinwire.log import tell
 
 # Loading from the cache takes less; only a compilation is worth a line.
 QUIET_SECONDS = 4.0
@@ -22,7 +21,7 @@ def prepare_for(exchanges: Iterable[Exchange], *, loud: bool) -> None:
         elapsed = time.monotonic() - begin
         if loud and elapsed > QUIET_SECONDS:
             what = f"now {family}" if done < total else "kept on disk for later runs"
-            tell("%d of %d families of kernels ready after %.0f s, %s", done, total, elapsed, what)
+            log.info("%d of %d families of kernels ready after %.0f s, %s", done, total, elapsed, what)
 
     if families:
         kernels.prepare(progress, families)

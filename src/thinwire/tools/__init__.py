@@ -1,0 +1,1 @@
+"""The command line and what it needs: comparisons, reports, the lab, workloads."""

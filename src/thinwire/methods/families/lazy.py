@@ -12,8 +12,9 @@ import torch
 
 from thinwire import kernels
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, Traits, momentum, own, replicated
+from thinwire.core.exchange import Exchange, State, momentum, own, replicated
 from thinwire.core.layout import Layout, Slot
+from thinwire.core.traits import Traits
 from thinwire.errors import PayloadError
 from thinwire.net import costs
 
@@ -292,15 +293,15 @@ class Lazy(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(even=False, plain_steps=True, scope="model")
+        return Traits(payload="alternating", optimizer="plain SGD", scope="model")
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
         return () if self.upload_bits == UNCODED else ("laq",)
 
-    def rule_for(self, slot: Slot) -> Exchange:
+    def assign(self, slot: Slot, *, small: bool) -> Exchange:
         """Small tensors as well: a skipped upload is skipped whole."""
-        del slot
+        del slot, small
         return self
 
     def init(self, layout: Layout) -> LazyState:
@@ -327,7 +328,7 @@ class Lazy(Exchange):
         mine = coder.encode(x, nothing if fresh else state.last)
         flags = await ask_all(self._flag(fresh, mine, x, state, counts, ch), ch, x.device)
         if BROKEN in flags:
-            await ch.settled(False)
+            await ch.commit(False)
             return
         uploaders = [rank for rank, flag in enumerate(flags) if flag != SKIP]
         if FRESH in flags:  # the first step, or a group of another size: all begin anew
@@ -339,15 +340,15 @@ class Lazy(Exchange):
         await state_sum.add(uploaders, mine, x, ch)
         mean = state_sum.total / ch.size
         squared = squared_norm(mean)
-        if await ch.settled(math.isfinite(squared)):
+        if await ch.commit(math.isfinite(squared)):
             state.last.copy_(state_sum.last)
             state.total.copy_(state_sum.total)
             state.ranks.fill_(ch.size)
             self._count(state, counts, mine if ch.rank in uploaders else None, FRESH in flags, ch)
             state.steps.copy_(state.steps.roll(1))
-            state.steps[0] = squared * (ch.rate / ch.unit) ** 2
+            state.steps[0] = squared * (ch.context.lr / ch.context.scale) ** 2
             if self.keeps_movement:
-                state.moved += mean * ch.rate
+                state.moved += mean * ch.context.lr
         out.copy_(mean)
 
     def _flag(
@@ -360,8 +361,8 @@ class Lazy(Exchange):
         if self.longest_silence is not None and counts.clock >= self.longest_silence:
             return UPLOAD
         # A learning rate of 0 makes no step, and nothing is known of the next one.
-        recent = self.bound[1] * float(state.steps.sum()) / ch.rate**2 if ch.rate else 0.0
-        unit = ch.unit**2
+        recent = self.bound[1] * float(state.steps.sum()) / ch.context.lr**2 if ch.context.lr else 0.0
+        unit = ch.context.scale**2
         allowed = self.allowed(recent, mine.error / unit, counts.error)
         # A bound of 0 (xi = 0) skips nothing, not even a difference of 0: that is plain gradient descent.
         return SKIP if allowed > 0 and self.judged(mine, x, state, ch) / unit <= allowed else UPLOAD
@@ -373,17 +374,17 @@ class Lazy(Exchange):
         if sent is not None:
             counts.clock = 0
             counts.uploads += 1
-            counts.error = sent.error / ch.unit**2
+            counts.error = sent.error / ch.context.scale**2
             if self.keeps_movement:
                 way = squared_norm(state.moved)
                 if way and not first:
                     counts.smoothness = max(counts.smoothness, math.sqrt(sent.size / way))
                 state.moved.zero_()
-            if self.keeps_anchor and ch.beside.parameters is not None:
-                state.anchor.copy_(ch.beside.parameters())
+            if self.keeps_anchor and ch.context.parameters is not None:
+                state.anchor.copy_(ch.context.parameters())
         counts.to(state.counts)
 
-    def stale(self, state: LazyState) -> torch.Tensor | None:
+    def stale_parameters(self, state: LazyState) -> torch.Tensor | None:
         return state.anchor if self.keeps_anchor and int(state.ranks) else None
 
     def payload_bytes(self, layout: Layout, size: int) -> int:

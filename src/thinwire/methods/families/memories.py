@@ -31,14 +31,14 @@ class _Undone:
     _open: bool
 
     @abstractmethod
-    def settle(self, keep: bool) -> object: ...
+    def close(self, keep: bool) -> object: ...
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._open:
-            self.settle(False)
+            self.close(False)
 
 
 class SparseMemory(_Undone):
@@ -69,7 +69,7 @@ class SparseMemory(_Undone):
         self.indices = picked[0]
         return picked
 
-    def settle(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
+    def close(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
         """Keep the step (with what the wire could not carry of the picked values) or undo it."""
         if self._off or self.indices is None:
             return
@@ -103,7 +103,7 @@ class DenseMemory(_Undone):
         else:
             self.total = error + x
 
-    def settle(self, keep: bool) -> torch.Tensor | None:
+    def close(self, keep: bool) -> torch.Tensor | None:
         """Keep the step or undo it. If kept, returns the error: subtract from it what was sent."""
         if self._off:
             return None

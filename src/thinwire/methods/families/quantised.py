@@ -12,15 +12,16 @@ import torch
 
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Traits
 from thinwire.methods.families.memories import DenseMemory, Residual
 
 Parts = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Gathered(Exchange):
+class Quantised(Exchange):
     """out = (1/W) sum_i decode(encode(g_i)).
 
     Option of all methods of this family:
@@ -92,7 +93,7 @@ class Gathered(Exchange):
     async def _gather(self, memory: DenseMemory, out: torch.Tensor, ch: Channel) -> None:
         mine = self.encode(memory.total, ch.private_seed())
         received = await ch.gather(mine)
-        error = memory.settle(await ch.settled(self.finite(received)))
+        error = memory.close(await ch.commit(self.finite(received)))
         if error is not None:
             self.decode_mean([mine], out)
             error -= out
@@ -116,8 +117,8 @@ class Gathered(Exchange):
         longest = max(s.stop - s.start for s in stretches)
         again = self.encode_padded(reduced, longest, ch.private_seed() - 1)
         everything = await ch.gather(again)
-        keep = await ch.settled(self.finite(everything))
-        error = memory.settle(keep)
+        keep = await ch.commit(self.finite(everything))
+        error = memory.close(keep)
         if error is not None:
             lost = reduced - self.decode([again], longest)[: reduced.numel()]
             for owner, stretch in enumerate(stretches):

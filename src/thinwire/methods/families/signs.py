@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.methods.families.quantised import Gathered, Parts, lengthened
+from thinwire.methods.families.quantised import Parts, Quantised, lengthened
 
 
 @dataclass(frozen=True)
-class ScaledSigns(Gathered):
+class ScaledSigns(Quantised):
     """v becomes m sign(v), m = mean|v|: the multiple of sign(v) that is nearest to v. A zero counts as +."""
 
     @property

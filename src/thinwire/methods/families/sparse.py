@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, cast
 
 import torch
@@ -13,12 +12,13 @@ import torch
 from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, Scope, Traits
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.traits import Scope, Traits
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.methods.families import indices as index_code
 from thinwire.methods.families.memories import Residual, SparseMemory
-from thinwire.methods.families.quantised import Gathered
+from thinwire.methods.families.quantised import Quantised
 from thinwire.methods.families.selectors import Selector, kept
 from thinwire.net.frames import parts_bytes
 
@@ -37,12 +37,12 @@ class WithRatio(Exchange):
 
 
 @dataclass(frozen=True)
-class OwnIndices(Exchange):
+class Sparse(Exchange):
     """u = g + e;  c = select(u);  e = u - c;  out = (1/W) sum c.
 
     Options of all methods of this family:
         feedback: keep what is not sent, and add it to the next gradient.
-        values: a quantising method, such as "qsgd(bits=4)", that codes the values sent; what that loses
+        values: a quantising method, such as qsgd(bits=4), that codes the values sent; what that loses
             is kept as well.
         scope: select in each "tensor" by itself, in each "bucket", or in the whole "model".
         reduce: "gather" brings everybody's entries to everybody, which costs (W-1) payloads; "split" gives
@@ -52,7 +52,7 @@ class OwnIndices(Exchange):
     """
 
     feedback: bool = True
-    values: str | None = None
+    values: Quantised | None = None
     scope: Scope = "tensor"
     reduce: Literal["auto", "gather", "split"] = "auto"
     warmup: int = 0
@@ -63,7 +63,12 @@ class OwnIndices(Exchange):
         checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
         checks.one_of(self.name, "reduce", self.reduce, ("auto", "gather", "split"))
         checks.at_least(self.name, "warmup", self.warmup, 0)
-        self._codec()
+        codec = cast(object, self.values)
+        if codec is not None and not isinstance(codec, Quantised):
+            raise ConfigError(
+                f"{self.name}: values must be a method that codes every entry, such as QSGD(bits=4), not "
+                f"{self.values!r}; in a method string write {self.name}(values=qsgd(bits=4))"
+            )
 
     @abstractmethod
     def selector(self, ch: Channel) -> Selector: ...
@@ -79,18 +84,19 @@ class OwnIndices(Exchange):
 
     @property
     def traits(self) -> Traits:
-        ragged = self.varies or self.reduce != "gather"
-        return Traits(conserves=self.feedback, ragged=ragged, scope=self.scope)
+        fixed = self.reduce == "gather" and not self.varies
+        payload = "fixed" if fixed else "data-dependent"
+        return Traits(conserves=self.feedback, payload=payload, scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        codec = self._codec()
+        codec = self.values
         own = ("finite", "selection", "feedback", "scatter", "indices")
         return own + (() if codec is None else codec.kernel_families)
 
     @property
-    def caution(self) -> str | None:
-        codec = self._codec()
+    def warning(self) -> str | None:
+        codec = self.values
         if codec is None or codec.name in PROVEN_CODECS.get((self.name, self.reduce == "gather"), ()):
             return None
         return f"{self}: values coded by {codec.name} have not passed the convergence law with {self.name}"
@@ -124,8 +130,8 @@ class OwnIndices(Exchange):
         mine, unsent = self._encode(indices, values, n, ch.private_seed())
         received = await ch.gather(mine, ragged=self.varies)
         decoded = [self._decode(parts, n) for parts in received]
-        keep = await ch.settled(_finite([theirs for _, theirs in decoded]))
-        memory.settle(keep, unsent)
+        keep = await ch.commit(_finite([theirs for _, theirs in decoded]))
+        memory.close(keep, unsent)
         kernels.scatter_mean([where for where, _ in decoded], [what for _, what in decoded], out)
 
     async def _split(
@@ -159,8 +165,8 @@ class OwnIndices(Exchange):
         where, what = kernels.topk(reduced, min(quota, share))
         parts, lost = self._encode(where, what, share, ch.private_seed() - 1)
         gathered = [self._decode(parts, share) for parts in await ch.gather(parts)]
-        keep = await ch.settled(_finite([theirs for _, theirs in gathered]))
-        memory.settle(keep, torch.cat(unsent))
+        keep = await ch.commit(_finite([theirs for _, theirs in gathered]))
+        memory.close(keep, torch.cat(unsent))
         if keep and self.feedback:
             reduced[where.long()] = 0 if lost is None else lost
             begin = ch.rank * share
@@ -198,7 +204,7 @@ class OwnIndices(Exchange):
         self, indices: torch.Tensor, values: torch.Tensor, n: int, seed: int
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Parts for the wire, and what the value codec lost, if there is one."""
-        codec = self._codec()
+        codec = self.values
         coded = index_code.encode(indices, n)
         if codec is None:
             return [coded, values], None
@@ -207,7 +213,7 @@ class OwnIndices(Exchange):
         return [coded, count, *parts], values - codec.decode([parts], values.numel())
 
     def _decode(self, parts: Sequence[torch.Tensor], n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        codec = self._codec()
+        codec = self.values
         if codec is None:
             coded, values = parts
             return index_code.decode(coded, n, values.numel()), values
@@ -221,15 +227,8 @@ class OwnIndices(Exchange):
         return indices, codec.decode([rest], k)
 
     def _value_bytes(self, k: int) -> int:
-        codec = self._codec()
+        codec = self.values
         return 4 * k if codec is None else COUNT_BYTES + codec.code_bytes(k)
-
-    def _codec(self) -> Gathered | None:
-        if self.values is None:
-            return None
-        if not isinstance(self.values, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{self.name}: values must be a method string, not {self.values!r}")
-        return value_codec(self.name, self.values)
 
 
 # Composable is not convergent. These pairs pass the law (tests/laws); the flag says whether only in a gather.
@@ -248,16 +247,6 @@ COUNT_BYTES = 4
 SPLIT_OVERHEAD_BYTES = 48
 # Two more rounds, as the bytes a 1 Gbit/s link carries in two round trips of 50 microseconds.
 ROUNDS_IN_BYTES = 2 * 6_250
-
-
-@lru_cache(maxsize=256)
-def value_codec(method: str, text: str) -> Gathered:
-    from thinwire.methods.registry import parse
-
-    codec = parse(text)
-    if not isinstance(codec, Gathered):
-        raise ConfigError(f"{method}: {text!r} does not code values; quantising methods such as qsgd do")
-    return codec
 
 
 def _finite(values: Sequence[torch.Tensor]) -> bool:

@@ -1,0 +1,356 @@
+"""The engine under every session: plans, states, and the coroutine of each step.
+
+Sessions are facades over an engine. Hosts and drivers call it: `begin_step`, `program` for each bucket (or
+for all tensors), `end_step`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from thinwire import log
+from thinwire.core.channel import Channel, Program, StepContext, mark_of, together
+from thinwire.core.exchange import Exchange, State
+from thinwire.core.layout import Layout, Slot
+from thinwire.core.routing import Group, Router, View, plan
+from thinwire.core.state import SavedState, StateStore
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.net import frames
+from thinwire.net.costs import Link
+from thinwire.net.executor import ProcessGroupExecutor
+from thinwire.net.groups import private_groups
+from thinwire.net.handshake import agree
+from thinwire.net.meter import Meter, Tally, Timed
+from thinwire.net.rank_info import RankInfo
+from thinwire.version import __version__
+
+
+class LossScale(Protocol):
+    """The part of `torch.amp.GradScaler` that is used here."""
+
+    def get_scale(self) -> float: ...
+
+
+class Engine:
+    """One method at work on one set of named tensors.
+
+    Args:
+        tensors: names and tensors; names, shapes and types must be equal on all ranks.
+        method: the exchange.
+        dense: the exchange for tensors that are too small for the method.
+        dense_below: tensors with fewer entries, and short vectors, count as small.
+        seed: of the random numbers that the ranks share.
+        scaler: the GradScaler in use, so that residuals follow its scale.
+        optimizer: the optimizer in use, whose learning rate some methods need.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        method: Exchange,
+        *,
+        dense: Exchange,
+        dense_below: int = 1024,
+        seed: int = 0,
+        scaler: LossScale | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        link: Link | None = None,
+    ) -> None:
+        self.method = method
+        self.router = Router(method, dense, dense_below)
+        self.seed = seed
+        self.step = 0
+        self.scale = 1.0
+        self.link = link or Link()
+        self.meter = Meter()
+        self.states = StateStore()
+        self.executors: list[ProcessGroupExecutor] = []
+        self.rank_info = RankInfo(0, 1)
+        self.parameters: dict[str, torch.Tensor] = {}
+        self._slots: dict[str, tuple[Slot, torch.dtype]] = {}
+        for name, tensor in tensors:
+            if name in self._slots:
+                raise ConfigError(f"two parameters have the name {name!r}")
+            self.parameters[name] = tensor
+            self._slots[name] = (Slot(name, tuple(tensor.shape), 0), tensor.dtype)
+        if not self._slots:
+            raise ConfigError("there are no parameters to average")
+        self.exchanges = {self.router.exchange_for(slot) for slot, _ in self._slots.values()}
+        self.remembers = any(not exchange.traits.single_mean for exchange in self.exchanges)
+        self._position = {name: position for position, name in enumerate(self._slots)}
+        self._scaler = scaler
+        self._optimizer = optimizer
+        self._stale: Mapping[str, torch.Tensor] | None = None
+        self._layouts: dict[tuple[str, torch.device], Layout] = {}
+        self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
+        self._lock = threading.Lock()
+        self._announced = False
+        self._before_step = Tally()
+
+    # -- the group -------------------------------------------------------------------------------------
+
+    def open(self, process_group: dist.ProcessGroup | None, lanes: int = 1) -> None:
+        """Create the private groups. The ranks compare their settings, lanes included, over the first one."""
+        (first,) = private_groups(process_group, 1)
+        self.executors = [ProcessGroupExecutor(first, self.meter)]
+        try:
+            self.agree(self.describe() | {"lanes": lanes})
+            for group in private_groups(process_group, lanes - 1):
+                self.executors.append(ProcessGroupExecutor(group, self.meter, first.group_name))
+        except BaseException:
+            self.close()
+            raise
+        self.meter.reset()
+        self.rank_info = RankInfo(first.rank(), first.size())
+
+    def agree(self, description: dict[str, Any]) -> None:
+        """Raise on every rank if the descriptions differ between ranks."""
+        ranks = dist.get_process_group_ranks(self.executor.group)
+        agree(description, self.executor.execute, ranks)
+
+    @property
+    def executor(self) -> ProcessGroupExecutor:
+        """That of the first private group; an error if there is none."""
+        if not self.executors:
+            raise ThinwireError(
+                "this session has no process group: it was detached, or it belongs to a driver, which runs "
+                "its programs"
+            )
+        return self.executors[0]
+
+    def close(self) -> None:
+        """Close the private groups."""
+        executors, self.executors = self.executors, []
+        for each in executors:
+            each.close()
+
+    def describe(self) -> dict[str, Any]:
+        """This rank's settings, which must be equal on all ranks."""
+        return {
+            "thinwire version": __version__,
+            "wire format": frames.VERSION,
+            "method": str(self.method),
+            "seed": self.seed,
+            "dense_below": self.router.dense_below,
+            "parameters": self.described_parameters(),
+        }
+
+    def described_parameters(self) -> list[list[Any]]:
+        return [
+            [name, list(slot.shape), str(dtype).removeprefix("torch.")]
+            for name, (slot, dtype) in self._slots.items()
+        ]
+
+    # -- layouts and plans -----------------------------------------------------------------------------
+
+    @property
+    def dense_bytes(self) -> int:
+        """The payload of an uncompressed step."""
+        return sum(slot.numel * dtype.itemsize for slot, dtype in self._slots.values())
+
+    def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
+        """The payload of a step without frame headers; None if it depends on the data.
+
+        For these layouts, or for the model as one bucket. If a method works per bucket, the payload under
+        DDP may differ.
+        """
+        asked = list(layouts or (self._layout(name, torch.device("cpu")) for name in self._slots))
+        groups = plan(asked, self.router, self._position)
+        promised = [group.exchange.payload_bytes(group.layout, self.rank_info.size) for group in groups]
+        return None if None in promised else sum(cast("list[int]", promised))
+
+    def layout(self, names: Sequence[str], device: torch.device) -> Layout:
+        """The layout of these parameters one after the other in one buffer."""
+        dtype = self._slots[names[0]][1]
+        return Layout.of(((name, self._slots[name][0].shape) for name in names), dtype, device)
+
+    def checkpoint_layouts(self) -> dict[str, Layout]:
+        """One layout for each parameter, without memory behind it."""
+        return {name: self.layout([name], torch.device("meta")) for name in self._slots}
+
+    def views(
+        self, tensors: Mapping[str, torch.Tensor | None], *, in_place: bool = False
+    ) -> tuple[dict[str, torch.Tensor], list[View]]:
+        """Check the tensors to average, and prepare the memory for the results."""
+        missing = [name for name in self._slots if name not in tensors]
+        unknown = [name for name in tensors if name not in self._slots]
+        if missing or unknown:
+            what = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not one of them"
+            raise ConfigError(f"average() takes all {len(self._slots)} parameters of the session: {what}")
+        results: dict[str, torch.Tensor] = {}
+        views: list[View] = []
+        for name, (slot, dtype) in self._slots.items():
+            given = tensors[name]
+            if given is None:
+                x = torch.zeros(slot.shape, dtype=dtype)
+            elif given.is_sparse or tuple(given.shape) != slot.shape or given.dtype != dtype:
+                raise ConfigError(
+                    f"{name!r} must be a dense {dtype} tensor of shape {slot.shape}, "
+                    f"not {given.dtype} {tuple(given.shape)}{' sparse' if given.is_sparse else ''}"
+                )
+            else:
+                x = given.detach()
+            if in_place and given is not None and not x.is_contiguous():
+                raise ConfigError(f"{name!r} is not contiguous: it cannot be averaged in place")
+            out = x if in_place else torch.empty(x.shape, dtype=dtype, device=x.device)
+            flat = x.contiguous().view(-1)
+            views.append(View(self._layout(name, x.device), flat, flat if out is x else out.view(-1)))
+            results[name] = out
+        return results, views
+
+    def _layout(self, name: str, device: torch.device) -> Layout:
+        known = self._layouts.get((name, device))
+        if known is None:
+            known = self._layouts[name, device] = self.layout([name], device)
+        return known
+
+    def _plan(self, layouts: list[Layout]) -> tuple[list[Group], int]:
+        """The plan for these layouts, and the mark of their payloads; looked up by identity."""
+        key = tuple(map(id, layouts))
+        known = self._plans.get(key)
+        if known is None:
+            names = [name for layout in layouts for name in layout.names]
+            mark = mark_of("\n".join([str(self.method), *names]))
+            # The layouts are kept with the plan, so that no other one can take their identity.
+            known = self._plans[key] = (plan(layouts, self.router, self._position), mark, layouts)
+        return known[0], known[1]
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Called before the first tensor of a step."""
+        # Without a scaler the scale is 1 again, even if the checkpoint comes from a run that had one.
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        if scale != self.scale:
+            self.states.rescale(scale / self.scale)
+            self.scale = scale
+        for each in self.executors:
+            each.label = f"step {self.meter.steps}"
+        if not self._announced:
+            self._before_step = self.meter.total
+
+    def program(self, views: Sequence[View]) -> Program:
+        """The coroutine that averages these views on one rank, for a driver to run."""
+        return Timed(self._program(views), self.meter)
+
+    def end_step(self, committed: bool) -> None:
+        """Called when every tensor of the step has been averaged; `committed` if all numbers were finite."""
+        self.meter.count_step()
+        self._stale = None
+        # A method that remembers nothing has no use for a count, nor the data to commit it.
+        if committed and self.remembers:
+            self.step += 1
+        if self.executors and not self._announced:
+            self._announced = True
+            self._announce(self.meter.total.minus(self._before_step))
+
+    async def _program(self, views: Sequence[View]) -> None:
+        groups, mark = self._plan([view.layout for view in views])
+        tasks = [self._serve(group, views) for group in groups]
+        await together(tasks, self.rank_info, step=self.step, mark=mark, link=self.link)
+
+    async def _serve(self, group: Group, views: Sequence[View]) -> None:
+        """Run one exchange on its stretch of memory."""
+        exchange, traits, layout = group.exchange, group.traits, group.layout
+        ch = Channel(
+            self.rank_info,
+            step=self.step,
+            seed=self.seed,
+            key=layout.key,
+            device=layout.device,
+            context=self._context(exchange, layout),
+        )
+        state = State() if traits.single_mean else self.state(exchange, layout)
+        memory = group.memory(views)
+        # Methods that code or select work in single precision, as their residuals do.
+        narrowed = layout.dtype == torch.float64 and not traits.elementwise
+        direct = len(memory) == 1 and not narrowed
+        if direct:
+            x, out = memory[0]
+        else:
+            x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
+        await exchange.run(x, out, state, ch)
+        if ch.finite is None and self.remembers:
+            await ch.commit(bool(torch.isfinite(out.sum())) or bool(out.isfinite().all()))
+        if ch.finite is False and not traits.elementwise:
+            out.fill_(torch.nan)
+        if not direct:
+            position = 0
+            for _, target in memory:
+                target.copy_(out[position : position + target.numel()])
+                position += target.numel()
+
+    def _context(self, exchange: Exchange, layout: Layout) -> StepContext:
+        if exchange.traits.optimizer != "plain SGD":
+            return StepContext(self.scale)
+
+        def flat(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            pieces = [tensors[name].detach().reshape(-1).float() for name in layout.names]
+            return torch.cat(pieces).to(layout.device)
+
+        stale = None if self._stale is None else flat(self._stale)
+        return StepContext(self.scale, self._learning_rate(), stale, lambda: flat(self.parameters))
+
+    def _learning_rate(self) -> float:
+        """The optimizer's learning rate, if it is known and the same for all parameters; otherwise 1."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        rates = {float(group.get("lr", 1.0)) for group in groups}
+        return rates.pop() if len(rates) == 1 else 1.0
+
+    def _announce(self, first: Tally) -> None:
+        if self.rank_info.rank == 0:
+            payload = first.payload_bytes + first.overhead_bytes
+            log.info(
+                "%s on %d ranks: %s payload per step against %s dense (%.3g %%), %d %s",
+                self.method,
+                self.rank_info.size,
+                f"{payload:,} bytes",
+                f"{self.dense_bytes:,}",
+                100 * payload / max(self.dense_bytes, 1),
+                first.operations,
+                "round" if first.operations == 1 else "rounds",
+            )
+
+    # -- states ----------------------------------------------------------------------------------------
+
+    def state(self, exchange: Exchange, layout: Layout) -> State:
+        with self._lock:
+            return self.states.take(exchange, layout)
+
+    def make_states(self, layouts: Sequence[Layout]) -> None:
+        """Create the states of these layouts now instead of in their first exchange."""
+        for group in self._plan(list(layouts))[0]:
+            if not group.traits.single_mean:
+                self.state(group.exchange, group.layout)
+
+    def replace_state(self, saved: SavedState, step: int, scale: float) -> None:
+        self.states.load(saved)
+        self.step = step
+        self.scale = scale
+
+    def stale_parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters at this rank's last upload, by name; the current ones if the method keeps none."""
+        layouts = [self._layout(name, tensor.device) for name, tensor in self.parameters.items()]
+        found = {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
+        for group in self._plan(layouts)[0]:
+            stale = group.exchange.stale_parameters(self.state(group.exchange, group.layout))
+            if stale is not None:
+                for slot, part in zip(group.layout.slots, group.layout.parts(stale), strict=True):
+                    found[slot.name].copy_(part.view(slot.shape))
+        return found
+
+    def use_stale_gradients(self, stale: Mapping[str, torch.Tensor]) -> None:
+        """Give the next step the gradients of its batch at `stale_parameters()`."""
+        for name, (slot, _) in self._slots.items():
+            given = stale.get(name)
+            if given is None or tuple(given.shape) != slot.shape:
+                what = "is missing" if given is None else f"has shape {tuple(given.shape)}, not {slot.shape}"
+                raise ConfigError(
+                    f"the second gradients are for all parameters of the session: {name!r} {what}"
+                )
+        self._stale = stale

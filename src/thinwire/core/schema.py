@@ -1,0 +1,188 @@
+"""Checkpoints, checked against a declaration: every difference is named before anything is changed.
+
+A schema maps each field to a check. All of its fields are required:
+
+    SCHEMA = {"step": whole(), "scale": positive(), "error": tensor(like)}
+    check(SCHEMA, given)                      # StateError names the first field that does not fit
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from thinwire.errors import StateError
+
+Check = Callable[[object, str], None]
+"""Raises StateError if a value does not fit; the text names it, such as "the checkpoint's step"."""
+Schema = Mapping[str, Check]
+
+
+def check(schema: Schema, given: object, what: str = "the checkpoint") -> Mapping[str, Any]:
+    """`given`, if it has all fields of the schema and each fits."""
+    if not isinstance(given, Mapping):
+        raise _not_a_state(given)
+    found = cast("Mapping[str, Any]", given)
+    missing = [key for key in schema if key not in found]
+    if missing:
+        raise StateError(f"this is not a thinwire checkpoint of this kind: it has no {missing[0]!r}")
+    for key, fits in schema.items():
+        fits(found[key], f"{what}'s {key}")
+    return found
+
+
+def as_list(given: object) -> list[Mapping[str, Any]]:
+    """One state, or several of them, as a list."""
+    if isinstance(given, Mapping):
+        return [cast("Mapping[str, Any]", given)]
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise _not_a_state(cast(object, given))
+    states = list(cast("Sequence[Mapping[str, Any]]", given))
+    if not states:
+        raise StateError("no state was given: a rank without one of its own loads any with on_resize='drop'")
+    return states
+
+
+def _not_a_state(given: object) -> StateError:
+    return StateError(f"a state is what state_dict() returned, or a list of such, not {described(given)}")
+
+
+def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    """Several states are loaded together only if they were saved at the same step."""
+    first = states[0]
+    for state in states[1:]:
+        for key in keys:
+            if state[key] != first[key]:
+                raise StateError(f"the given states differ in their {key}: {first[key]} and {state[key]}")
+
+
+def equal(own: object, *, hint: str = "") -> Check:
+    def fits(value: object, what: str) -> None:
+        if value != own:
+            raise StateError(f"{what} is {value!r}, this session's is {own!r}{hint}")
+
+    return fits
+
+
+def version(own: int) -> Check:
+    def fits(value: object, what: str) -> None:
+        if value != own:
+            raise StateError(f"{what} is {value!r}, this version reads {own}")
+
+    return fits
+
+
+def whole(lowest: int = 0) -> Check:
+    def fits(value: object, what: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise StateError(f"{what} is {value!r}, which cannot be: it is a whole number from {lowest} up")
+
+    return fits
+
+
+def positive() -> Check:
+    def fits(value: object, what: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise StateError(f"{what} is {value!r}, which cannot be: it is a finite number above 0")
+
+    return fits
+
+
+def tensor(like: torch.Tensor) -> Check:
+    """A tensor with the shape and type of `like`."""
+
+    def fits(value: object, what: str) -> None:
+        same = isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
+        if not same:
+            raise StateError(f"{what} is {described(value)}, this session needs {described(like)}")
+
+    return fits
+
+
+def tensors(like: Mapping[str, torch.Tensor], *, complete: bool = True) -> Check:
+    """Tensors by name, each like its counterpart; with `complete` none may be missing."""
+
+    def fits(value: object, what: str) -> None:
+        if not isinstance(value, Mapping):
+            raise StateError(f"{what} is {described(value)}, not a mapping of tensors")
+        found = cast("Mapping[str, object]", value)
+        missing = [name for name in like if name not in found] if complete else []
+        unknown = [name for name in found if name not in like]
+        if missing or unknown:
+            raise StateError(
+                f"{what} lacks {missing[0]!r}"
+                if missing
+                else f"{what} has {unknown[0]!r}, which this session does not have"
+            )
+        for name, each in found.items():
+            tensor(like[name])(each, f"{what} of {name!r}")
+
+    return fits
+
+
+def anything() -> Check:
+    """Required, and checked elsewhere."""
+    return lambda value, what: None
+
+
+def mapping() -> Check:
+    def fits(value: object, what: str) -> None:
+        if not isinstance(value, Mapping):
+            raise StateError(f"{what} is {described(value)}, not a mapping by parameter")
+
+    return fits
+
+
+def listing(each: Check) -> Check:
+    def fits(value: object, what: str) -> None:
+        if not isinstance(value, list | tuple):
+            raise StateError(f"{what} is {described(value)}, not a list")
+        for number, item in enumerate(cast("Sequence[object]", value)):
+            each(item, f"{what}[{number}]")
+
+    return fits
+
+
+def record(schema: Schema) -> Check:
+    """A mapping with these fields and no others."""
+
+    def fits(value: object, what: str) -> None:
+        found = check(schema, value, what)
+        unknown = [key for key in found if key not in schema]
+        if unknown:
+            raise StateError(f"{what} has a field {unknown[0]!r} that it should not have")
+
+    return fits
+
+
+def parameters(own: Sequence[Sequence[Any]]) -> Check:
+    """A list of name, shape and type: the model that a checkpoint belongs to."""
+
+    def fits(value: object, what: str) -> None:
+        if not isinstance(value, list | tuple):
+            raise StateError(f"{what} is {described(value)}, not a list")
+        theirs = cast("Sequence[object]", value)
+        for position in range(max(len(theirs), len(own))):
+            saved = _parameter(theirs[position]) if position < len(theirs) else "nothing"
+            mine = _parameter(own[position]) if position < len(own) else "nothing"
+            if saved != mine:
+                raise StateError(
+                    f"the checkpoint is of another model: parameter number {position} is {saved} there and "
+                    f"{mine} here"
+                )
+
+    return fits
+
+
+def _parameter(entry: object) -> str:
+    parts = list(cast("Sequence[object]", entry)) if isinstance(entry, list | tuple) else [entry]
+    return f"{parts[0]!r} {parts[1]} {parts[2]}" if len(parts) == 3 else repr(parts)
+
+
+def described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

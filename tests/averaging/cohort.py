@@ -1,0 +1,106 @@
+"""Replicas in lock-step in one process, and the schedules that the laws hold."""
+
+import copy
+
+import torch
+from torch import nn
+
+from tests.hosts.common import batch, mlp
+from thinwire import list_schedules, parse
+from thinwire.drivers import Lockstep
+from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.periodic import PeriodicSession
+
+# Beside each schedule's defaults.
+ALSO = (
+    "localsgd(every=1)",
+    "localsgd(every=3, momentum='reset')",
+    "localsgd(every=3, momentum='average', anchor='cpu')",
+    "localsgd(every=2, warmup=3, grow=1.5, longest=6)",
+    "localsgd(every=4, fragments=3)",
+    "spasgd(groups=3)",
+    "spasgd(groups=5, order='shuffled', momentum='average')",
+    "pqasgd(every=2, bits=8, norm='l2', bucket=64)",
+    "pqasgd(every=6, fragments=2, overlap=3, blend=0.5)",
+    "diloco(every=3)",
+    "diloco(every=6, fragments=3, overlap=2)",
+    "periodic(every=3, exchange=topk(ratio=0.2))",
+    "periodic(every=3, exchange=powersgd(rank=2), outer_lr=0.7, outer_momentum=0.5)",
+    "periodic(every=4, exchange=topk(ratio=0.2), fragments=2)",
+    "periodic(every=2, exchange=scalecom(ratio=0.1), warmup=2, momentum='average')",
+)
+CONFIGURATIONS = tuple(dict.fromkeys([str(cls()) for cls in list_schedules().values()] + list(ALSO)))
+
+
+class Normed(nn.Module):
+    """With buffers: batch-norm statistics and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+        self.norm = nn.BatchNorm1d(40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.body(x))
+
+
+def normed() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Normed()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+class Cohort:
+    """`size` replicas with their optimizers and sessions."""
+
+    def __init__(
+        self, method: str, size: int, *, make=mlp, optimizer=sgd, driver: Lockstep | None = None
+    ) -> None:
+        self.driver = driver or Lockstep(size)
+        model = make()
+        self.models = [copy.deepcopy(model) for _ in range(size)]
+        self.optimizers = [optimizer(model) for model in self.models]
+        self.sessions = [
+            PeriodicSession(replica, parse(method), optimizer, rank_info=RankInfo(rank, size), dense_below=64)
+            for rank, (replica, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True))
+        ]
+
+    def train(self, steps) -> None:
+        for step in steps:
+            for rank in range(len(self.models)):
+                self.local_step(rank, step)
+            self.meet()
+
+    def local_step(self, rank: int, step: int) -> None:
+        self.optimizers[rank].zero_grad()
+        self.models[rank](batch(rank, step)).square().mean().backward()
+        self.optimizers[rank].step()
+
+    def meet(self) -> None:
+        programs = [session.advance() for session in self.sessions]
+        if programs[0] is not None:
+            self.driver.run(programs)
+
+    def sync(self) -> None:
+        self.driver.run([session.sync_program() for session in self.sessions])
+
+
+def everything(model: nn.Module) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in model.state_dict().values()]
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    """Parameters and buffers, to the last bit."""
+    return all(torch.equal(x, y) for x, y in zip(everything(a), everything(b), strict=True))
+
+
+def equal_parameters(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))

@@ -1,0 +1,1 @@
+"""Mutants: the source broken in one place, and the tests that notice."""

@@ -1,0 +1,40 @@
+"""Overlapping operations, and a program's own time."""
+
+import time
+from collections.abc import Generator
+from types import coroutine
+from typing import Any
+
+import pytest
+
+from thinwire.net.meter import Meter, Tally, Timed
+
+
+def test_time_under_way_is_not_counted_twice() -> None:
+    meter = Meter()
+    meter.count("all_reduce", Tally(1, seconds=2.0), ended=12.0)  # 10 to 12
+    meter.count("all_reduce", Tally(1, seconds=2.0), ended=13.0)  # 11 to 13
+    meter.count("all_reduce", Tally(1, seconds=0.5), ended=20.0)
+    assert meter.seconds == pytest.approx(4.5)
+    assert meter.network_seconds == pytest.approx(3.5)
+    meter.reset()
+    assert meter.network_seconds == 0.0
+
+
+def test_a_program_s_own_time_is_counted_and_its_waiting_is_not() -> None:
+    @coroutine
+    def ask() -> Generator[str, Any, Any]:
+        return (yield "question")
+
+    async def work() -> None:
+        time.sleep(0.02)
+        await ask()
+        time.sleep(0.02)
+
+    meter = Meter()
+    program = Timed(work(), meter)
+    assert program.send(None) == "question"
+    time.sleep(0.2)  # the network's time
+    with pytest.raises(StopIteration):
+        program.send(None)
+    assert 0.04 <= meter.work_seconds < 0.2

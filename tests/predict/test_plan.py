@@ -1,0 +1,165 @@
+"""`thinwire plan`: its figures, its recommendation, and what it says to a wrong question."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire import ConfigError, parse
+from thinwire.net.costs import Link
+from thinwire.predict import recommend as planning
+from thinwire.tools.cli import app
+
+SHAPES = {"hidden": (400, 300), "bias": (400,), "head": (10, 400)}
+FEW = ("fp16", "topk(ratio=0.01)", "powersgd(rank=4)", "a2sgd(average_every=32)", "dgc(ratio=0.01)")
+SLOW, FAST = Link(1e-4, 1.25e6), Link(1e-6, 1e12)
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def test_a_slow_link_gets_a_method_and_a_fast_one_gets_dense() -> None:
+    slow = planning.make_plan(SHAPES, 4, SLOW, 0.001, FEW)
+    assert slow.row(slow.recommended).kept_back is None
+    assert slow.row(slow.recommended).speed_up > 2
+    assert any("times faster" in reason for reason in slow.reasons)
+    fast = planning.make_plan(SHAPES, 4, FAST, 0.05, FEW)
+    assert fast.recommended == "dense"
+    assert "on this link dense is best" in fast.reasons
+
+
+def test_rows_are_sorted_and_compared_with_dense() -> None:
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.001, FEW)
+    times = [row.step_seconds for row in made.rows]
+    assert times == sorted(times)
+    assert {row.method for row in made.rows} == {"dense", *FEW}
+    dense = made.row("dense")
+    for row in made.rows:
+        assert row.speed_up == pytest.approx(dense.step_seconds / row.step_seconds)
+    assert made.row("topk(ratio=0.01)").sent_bytes < 0.1 * dense.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("a2sgd(average_every=32)", "replicas drift"),
+        ("dgc(ratio=0.01)", "owns the momentum"),
+        ("topk(ratio=0.0001)", "not in our table"),
+        ("topk(ratio=0.01)", None),
+        ("dense", None),
+    ],
+)
+def test_only_what_is_proven_is_recommended(method: str, reason: str | None) -> None:
+    assert planning.kept_back(method) == reason
+
+
+def test_the_table_that_proves_is_one_of_known_methods() -> None:
+    table = planning.proven()
+    assert table["dense"] == 0.0
+    assert all(str(parse(method)) == method for method in table)
+
+
+def test_what_is_faster_but_kept_back_is_named() -> None:
+    rows = planning.make_plan(SHAPES, 4, Link(1e-5, 1e5), 0.0, ("fp16", "a2sgd(average_every=1000)")).rows
+    recommended, reasons = planning.recommend(rows)
+    assert recommended == "fp16"
+    assert any("a2sgd" in reason and "replicas drift" in reason for reason in reasons)
+
+
+def test_a_size_becomes_layers_with_exactly_so_many_entries() -> None:
+    for size in (1, 7, 1000, 1024**2, 3_000_017):
+        shapes = planning.layers_of(size)
+        assert sum(_product(shape) for shape in shapes.values()) == size
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def test_times_and_shapes_in_words() -> None:
+    assert planning.seconds_of("50ms") == pytest.approx(0.05)
+    assert list(planning.shapes_of("4x3, 4").values()) == [(4, 3), (4,)]
+    with pytest.raises(ConfigError, match="such as 50ms"):
+        planning.seconds_of("50")
+
+
+def test_the_command_prints_a_table_and_a_reason() -> None:
+    result = call("--shapes", "400x300,400", "--link", "10mbit", "--step-time", "1ms", "-m", "topk")
+    assert result.exit_code == 0, result.output
+    assert "Recommended: topk(ratio=0.01)" in result.output
+    assert "pays below" in result.output
+
+
+def test_the_command_prints_json() -> None:
+    result = call("--parameters", "100k", "--workers", "16", "-m", "fp16", "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.output)
+    assert (record["parameters"], record["workers"], record["recommended"]) == (100_000, 16, "fp16")
+    assert record["link"]["up"] == 12.5e6
+    assert {row["method"] for row in record["rows"]} == {"dense", "fp16"}
+
+
+def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planned_model.py").write_text(
+        "import torch\nsize = 3\n"
+        "def build():\n    return torch.nn.Linear(30, 20)\n"
+        "def number():\n    return 7\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = call("--model", "planned_model:build", "-m", "fp16", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["parameters"] == 620
+    for wrong, said in (
+        ("planned_model:size", "no function 'size'"),
+        ("planned_model:number", "not a torch.nn"),
+    ):
+        result = call("--model", wrong)
+        assert result.exit_code == 2
+        assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "which model?"),
+        (("--parameters", "many"), "not a number such as"),
+        (("--parameters", "100", "--shapes", "3x3"), "--shapes has 9 parameters"),
+        (("--model", "x:y", "--parameters", "3"), "not both"),
+        (("--model", "nowhere"), "module:function"),
+        (("--model", "no_such_module:f"), "cannot be imported"),
+        (("--shapes", "3x"), "is not a shape"),
+        (("--parameters", "100", "--link", "fast"), "100mbit"),
+        (("--parameters", "100", "--workers", "1"), "two workers or more"),
+        (("--parameters", "100", "-m", "tpok"), "did you mean 'topk'"),
+        (("--parameters", "100", "--step-time", "5"), "such as 50ms"),
+        (("--parameters", "100", "--probe"), "torchrun"),
+    ],
+)
+def test_a_wrong_question_is_answered_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_probe_under_torchrun() -> None:
+    """Rank 0 alone answers, for as many workers as there are, on the link it measured."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "thinwire", "plan", "--probe", "--parameters", "5000", "-m", "fp16", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    record = json.loads(done.stdout)
+    assert record["workers"] == 2
+    assert record["link"]["up"] > 1e6
+    assert 0 < record["link"]["latency"] < 0.1
