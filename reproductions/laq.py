@@ -161,7 +161,7 @@ def _uploads(cohort: Cohort, steps: int) -> dict[str, float]:
     else:
         known = [session.engine.states.entries() for session in cohort.sessions]
         counts = [fields["counts"] for own in known for fields in own.values() if "counts" in fields]
-        uploads = sum(Counts.from_tensor(each).uploads for each in counts)
+        uploads = sum(Counts.of(each).uploads for each in counts)
         size = Coder(exchange.upload_bits, tuple(numbers)).payload_bytes(total)
     return {"uploads": uploads, "uploaded_bits": 8.0 * uploads * size}
 
