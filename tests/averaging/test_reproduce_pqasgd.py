@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from reproductions.cli import app
 from reproductions.pqasgd import SPEED_UP
-from thinwire.tools.cli import app
 
 
 def test_the_quick_reproduction_runs_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("plotly")
-    arguments = ["reproduce", "pqasgd", "--quick", "--out", str(tmp_path), "--json"]
+    arguments = ["pqasgd", "--quick", "--out", str(tmp_path), "--json"]
     first = CliRunner().invoke(app, arguments)
     assert first.exit_code == 0, first.output
     records = (tmp_path / "pqasgd-quick" / "records.jsonl").read_text()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from reproductions.cli import app as reproductions
 from thinwire.tools.cli import app
 
 
@@ -26,7 +27,7 @@ def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path):
         assert step["laplace"] > 0
     assert found["histogram_bytes"] < 5000
     html = page.read_text()
-    assert "Plotly.newPlot" in html
+    assert "Plotly.react(" in html
     assert "<script src=" not in html
     assert "Laplace" in html
 
@@ -42,7 +43,7 @@ def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path):
         (["--method", "tpk"], "did you mean"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path):
+def test_usage_errors_are_one_line(arguments: list[str], message: str, tmp_path: Path):
     result = CliRunner().invoke(app, ["gradients", "--out", str(tmp_path / "g.html"), *arguments])
     assert result.exit_code == 2
     assert message in result.output
@@ -56,8 +57,8 @@ def test_a_training_that_breaks_down_is_told(tmp_path: Path):
 
 
 def test_the_reproduction_runs_and_can_be_resumed(tmp_path: Path):
-    arguments = ["reproduce", "distributions", "--quick", "--json", "--out", str(tmp_path)]
-    first = CliRunner().invoke(app, arguments)
+    arguments = ["distributions", "--quick", "--json", "--out", str(tmp_path)]
+    first = CliRunner().invoke(reproductions, arguments)
     assert first.exit_code == 0, first.output
     outcome = json.loads((tmp_path / "distributions-quick" / "outcome.json").read_text())
     assert len(outcome["claims"]) == 8
@@ -66,5 +67,5 @@ def test_the_reproduction_runs_and_can_be_resumed(tmp_path: Path):
     assert any("Structured" in title for title in titles)
     html = (tmp_path / "distributions-quick" / "plots.html").read_text()
     assert "minimax rate" in html
-    again = CliRunner().invoke(app, arguments)
+    again = CliRunner().invoke(reproductions, arguments)
     assert again.output == first.output

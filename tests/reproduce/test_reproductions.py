@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from reproductions import Context, find, names
+from reproductions.cli import app
 from thinwire.errors import ConfigError
-from thinwire.tools.cli import app
 
 
 @pytest.mark.parametrize("name", names())
 def test_smoke(name: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["reproduce", name, "--quick", "--out", str(tmp_path), "--json"])
+    result = CliRunner().invoke(app, [name, "--quick", "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     outcome = json.loads(result.stdout)[name]
     assert outcome["tables"]
@@ -49,22 +49,22 @@ def test_unknown_names_and_missing_data(tmp_path: Path) -> None:
         find("gausiank")
     with pytest.raises(ConfigError, match="--data"):
         _ = Context("x", data=None, quick=False, out=tmp_path).data
-    result = CliRunner().invoke(app, ["reproduce", "lag", "--data", str(tmp_path / "none")])
+    result = CliRunner().invoke(app, ["lag", "--data", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert "no folder" in result.output
 
 
 def test_all_are_listed_and_make_one_page(tmp_path: Path) -> None:
-    listed = CliRunner().invoke(app, ["reproduce"]).output
+    listed = CliRunner().invoke(app, []).output
     assert all(name in listed for name in names())
     page = tmp_path / "page.md"
     options = ["--quick", "--out", str(tmp_path), "--page", str(page)]
-    assert CliRunner().invoke(app, ["reproduce", "gspar", *options]).exit_code == 0
+    assert CliRunner().invoke(app, ["gspar", *options]).exit_code == 0
     made = page.read_text()
-    again = CliRunner().invoke(app, ["reproduce", "all", *options, "--finished"])
+    again = CliRunner().invoke(app, ["all", *options, "--finished"])
     assert again.exit_code == 0, again.output
     assert page.read_text().splitlines()[4:] == made.splitlines()[4:]
-    nothing = CliRunner().invoke(app, ["reproduce", "lag", "--finished", "--out", str(tmp_path)])
+    nothing = CliRunner().invoke(app, ["lag", "--finished", "--out", str(tmp_path)])
     assert nothing.exit_code == 2
     text = page.read_text()
     assert "## gspar" in text
