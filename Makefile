@@ -23,7 +23,7 @@ lint: setup
 
 # The fast check, at most two minutes: lint, the house, one pass of the laws, doctests and a smoke test.
 check: lint
-	$(BIN)/pytest -n 2 -m quick tests src
+	$(BIN)/pytest -n 2 -m quick
 
 # Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
 BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/lab tests/net/test_links.py

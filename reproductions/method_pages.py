@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reproductions import find, names
+from reproductions import NAMES, find
 from thinwire.tools.catalogue.descriptions import Description, all_methods
 
 COMMAND = "make pages"
@@ -73,7 +73,7 @@ def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
 
 def _reproductions(method: str) -> str:
     """Links to those that are about this method."""
-    about = [name for name in names() if method in find(name).methods]
+    about = [name for name in NAMES if method in find(name).methods]
     return ", ".join(f"[{name}](../reproductions.md#{name})" for name in about)
 
 

@@ -94,7 +94,7 @@ def test_a_dead_worker_raises_on_all_others_in_time(method: str, culprit: int, f
         assert outcome.value is not None, outcome
         kind, text, seconds = outcome.value
         assert kind == "PeerError", text
-        assert f"of the meeting after step 8 failed on rank {outcome.rank}" in text
+        assert f"of the sync round after step 8 failed on rank {outcome.rank}" in text
         assert f"no word from rank {culprit}" in text
         assert seconds < workers.TIMEOUT + GRACE_SECONDS + SLACK
         assert outcome.exit_code == 0
@@ -110,7 +110,7 @@ def test_ranks_with_unequal_steps_are_told_so(failures: dict) -> None:
 def test_a_rank_that_stops_early_without_a_word_does_not_hang_the_other(failures: dict) -> None:
     kind, text = failures["silence",][0].value
     assert kind == "PeerError"
-    assert "the meeting after step 8" in text
+    assert "the sync round after step 8" in text
     assert "no word from rank 1" in text
 
 

@@ -1,4 +1,4 @@
-"""`thinwire gradients` and `python -m reproductions distributions`, run as a user runs them."""
+"""`thinwire gradients`, run as a user runs it."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from reproductions.cli import app as reproductions
 from thinwire.tools.cli import app
 
 
@@ -54,18 +53,3 @@ def test_a_training_that_breaks_down_is_told(tmp_path: Path):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert "smaller learning rate" in result.output
-
-
-def test_the_reproduction_runs_and_can_be_resumed(tmp_path: Path):
-    arguments = ["distributions", "--quick", "--json", "--out", str(tmp_path)]
-    first = CliRunner().invoke(reproductions, arguments)
-    assert first.exit_code == 0, first.output
-    outcome = json.loads((tmp_path / "distributions-quick" / "outcome.json").read_text())
-    assert len(outcome["claims"]) == 8
-    assert all(claim["holds"] is None for claim in outcome["claims"])
-    titles = [table["title"] for table in outcome["tables"]]
-    assert any("Structured" in title for title in titles)
-    html = (tmp_path / "distributions-quick" / "plots.html").read_text()
-    assert "minimax rate" in html
-    again = CliRunner().invoke(reproductions, arguments)
-    assert again.output == first.output

@@ -7,19 +7,25 @@ import math
 import pytest
 import torch
 
+from tests.laws.cohort import Cohort
 from thinwire import list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
-from thinwire.core import Layout
+from thinwire.core import Exchange, Layout
+from thinwire.methods import GSpar, Sketched
 from thinwire.methods.families import indices
-from thinwire.methods.families.selectors import kept
-from thinwire.tools.catalogue.formulas import FORMULAS, REMARKS
+from thinwire.methods.families.sparse import count_of
 
+KNOWN = {**list_methods(), **list_schedules()}
 # Methods without a formula of their own: what they wrap has one.
 WRAPPERS = {"warmup", "route", "periodic"}
 OTHERS = (
     "topk(ratio=0.2)",
+    "gaussiank(ratio=0.2)",
+    "threshold(value=0.5)",
     "randomblock(ratio=0.03)",
     "qsgd(bits=8, bucket=100)",
+    "gspar(ratio=0.02)",
+    "gspar(budget=1.0)",
     "powersgd(rank=2)",
     "powersgd(rank=50)",
     "laq(bits=8)",
@@ -28,13 +34,12 @@ OTHERS = (
     "pqasgd(every=5, bits=2)",
     "sketched(ratio=0.05, rows=3, cols=400)",
 )
+SHAPES = [(128, 96), (37, 501), (1000, 33)]
 
 
-def evaluated(text: str, layout: Layout) -> float | None:
+def evaluated(text: str, layout: Layout, **counted: int) -> float:
+    """The formula's value; `counted` are the numbers that only the data tell."""
     method = parse(text)
-    formula = FORMULAS[method.name]
-    if formula.startswith("varies: "):
-        return None
     (slot,) = layout.slots
     n, rows = slot.numel, slot.shape[0]
     names = {
@@ -43,14 +48,15 @@ def evaluated(text: str, layout: Layout) -> float | None:
         "rows": rows,
         "cols": n // rows,
         "itemsize": layout.dtype.itemsize,
-        "k": kept(getattr(method, "ratio", 1.0), n),
+        "k": count_of(getattr(method, "ratio", 1.0), n),
         "ceil": math.ceil,
         "min": min,
         "index_bytes": indices.code_bytes,
     }
-    if method.name == "sketched":
-        names |= {"hashes": method.rows, "columns": method.columns(n), "fetched": method.fetched(n)}
-    return eval(formula, {"__builtins__": {}}, names)
+    if isinstance(method, Sketched):
+        _, columns, fetched = method.sizes(n)
+        names |= {"hashes": method.rows, "columns": columns, "fetched": fetched}
+    return eval(method.formula, {"__builtins__": {}}, names | counted)
 
 
 def payload(text: str, layout: Layout) -> float | None:
@@ -58,19 +64,56 @@ def payload(text: str, layout: Layout) -> float | None:
     if isinstance(method, Schedule):
         inner = method.inner.payload_bytes(layout, 2)
         return None if inner is None else inner / method.period
+    assert isinstance(method, Exchange)
     return method.payload_bytes(layout, 2)
 
 
-@pytest.mark.parametrize("text", [*(name for name in FORMULAS), *OTHERS])
-@pytest.mark.parametrize("shape", [(128, 96), (37, 501), (1000, 33)])
+def data_decide(text: str) -> bool:
+    return payload(text, Layout.of([("weight", SHAPES[0])])) is None
+
+
+TEXTS = [*sorted(KNOWN.keys() - WRAPPERS), *OTHERS]
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if not data_decide(text)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_formula_is_the_method_s_own_count(text: str, shape: tuple[int, int]) -> None:
     for dtype in (torch.float32, torch.float16):
         layout = Layout.of([("weight", shape)], dtype)
         assert evaluated(text, layout) == payload(text, layout)
 
 
-def test_every_method_has_a_formula_and_every_formula_a_method() -> None:
-    known = {*list_methods(), *list_schedules()}
-    assert set(FORMULAS) == known - WRAPPERS
-    assert set(REMARKS) <= known
-    assert set(REMARKS) >= WRAPPERS
+@pytest.mark.parametrize("text", [text for text in TEXTS if data_decide(text)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_formula_of_what_the_data_decide_is_what_was_metered(text: str, shape: tuple[int, int]) -> None:
+    """One worker, whose output shows how many entries were sent."""
+    cohort = Cohort(text, 1, {"weight": shape})
+    inputs = cohort.inputs(0)
+    output = cohort.average(inputs)[0]["weight"]
+    sent = int(output.count_nonzero())
+    method = parse(text)
+    if isinstance(method, GSpar):
+        sure = int((inputs[0]["weight"].abs().double() * method.lam(inputs[0]["weight"].view(-1)) >= 1).sum())
+        counted = {"sure": sure, "drawn": sent - sure}
+        assert 0 < sure < sent
+    else:
+        counted = {"k": sent}
+        assert 0 < sent < output.numel()
+    layout = Layout.of([("weight", shape)])
+    assert evaluated(text, layout, **counted) == cohort.driver.meters[0].payload_bytes
+
+
+def test_every_method_says_what_it_sends() -> None:
+    for name, cls in KNOWN.items():
+        assert cls.formula != "-", f"{name} has no formula"
+        assert bool(cls.formula) == (name not in WRAPPERS), name
+        assert cls.formula or cls.formula_note, name
+    assert {text for text in TEXTS if data_decide(text)} >= {"gaussiank", "threshold", "gspar"}
+
+
+def test_every_method_of_a_paper_names_it() -> None:
+    without = {name for name, cls in KNOWN.items() if not cls.reference}
+    assert without == {"dense", "fp16", "bf16", *WRAPPERS}
+    for name, cls in KNOWN.items():
+        assert "Reference:" not in (cls.__doc__ or ""), f"{name}: the reference is a class attribute"
+        assert not cls.reference.endswith("."), name

@@ -10,12 +10,12 @@ from tests.laws.test_laws import Quadratic
 from thinwire import ConfigError
 from thinwire.core import Layout
 from thinwire.core.state import StateStore
-from thinwire.methods import DGC, HeavyBall, TopK
+from thinwire.methods import DGC, QSGD, HeavyBall, TopK
 
 SHAPES = {"wide": (24, 37)}
 
 
-@pytest.mark.parametrize("options", [{}, {"scope": "model"}, {"reduce": "split"}, {"values": "qsgd(bits=8)"}])
+@pytest.mark.parametrize("options", [{}, {"scope": "model"}, {"reduce": "split"}, {"values": QSGD(bits=8)}])
 def test_without_momentum_it_is_topk_with_error_feedback(options: dict) -> None:
     plain = Cohort(TopK(ratio=0.1, warmup=2, **options), 3)
     corrected = Cohort(DGC(ratio=0.1, warmup=2, momentum=0.0, nesterov=True, **options), 3)
@@ -71,7 +71,7 @@ def test_a_ranks_share_of_the_mean_is_clipped_at_its_fraction_of_the_threshold(s
 def test_clipping_follows_the_loss_scale() -> None:
     plain, scaled = (Cohort(DGC(ratio=0.1, momentum=0.5, clip=3.0), 2, SHAPES) for _ in range(2))
     for session in scaled.sessions:
-        session._scaler = type("Scaler", (), {"get_scale": lambda self: 1024.0})()
+        session.engine._scaler = type("Scaler", (), {"get_scale": lambda self: 1024.0})()
     for step in range(3):
         inputs = plain.inputs(step)
         larger = [{name: 1024 * g for name, g in one.items()} for one in inputs]

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
-from thinwire import ConfigError, PayloadError
+from thinwire import ConfigError, PayloadError, kernels
 from thinwire.methods import GSpar
-from thinwire.methods.gspar import decode
+from thinwire.methods.families import sampled
 
 
 def heavy(n: int = 4000, seed: int = 0) -> torch.Tensor:
@@ -17,9 +17,13 @@ def probabilities(method: GSpar, g: torch.Tensor) -> torch.Tensor:
     return (g.abs().double() * method.lam(g)).clamp(max=1)
 
 
+def encoded(method: GSpar, g: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    return sampled.encode(g.numel(), *kernels.gspar_sample(g, method.lam(g), seed))
+
+
 def sent(method: GSpar, g: torch.Tensor, seed: int) -> torch.Tensor:
     q = torch.zeros_like(g)
-    for indices, values in decode(method.encode(g, seed), g.numel()):
+    for indices, values in sampled.decode(encoded(method, g, seed), g.numel()):
         q[indices.long()] += values
     return q
 
@@ -98,7 +102,7 @@ def test_encoding_and_decoding_give_back_what_was_drawn() -> None:
 
 def test_sampled_entries_cost_an_index_and_a_bit() -> None:
     g = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    parts = GSpar(ratio=0.01).encode(g, 0)
+    parts = encoded(GSpar(ratio=0.01), g, 0)
     size = sum(part.numel() * part.element_size() for part in parts)
     assert size < 1000 * (9 + 1) / 8 * 1.15  # 8.6 bits an index, one of sign; hardly any has p = 1
 
@@ -110,7 +114,7 @@ def test_ratio_one_is_exact() -> None:
 
 def test_payloads_are_checked() -> None:
     g, method = heavy(500), GSpar(ratio=0.1)
-    parts = method.encode(g, 0)
+    parts = encoded(method, g, 0)
     wrong = [
         [parts[0], parts[1][:0], *parts[2:]],
         [parts[0], torch.cat([parts[1], parts[1]]), *parts[2:]],
@@ -123,7 +127,7 @@ def test_payloads_are_checked() -> None:
     ]
     for broken in wrong:
         with pytest.raises(PayloadError):
-            decode(broken, 500)
+            sampled.decode(broken, 500)
 
 
 def test_the_model_scope_spends_where_the_gradient_is() -> None:

@@ -12,14 +12,17 @@ N = 24 * 37
 
 
 def test_commutativity() -> None:
-    """The mean of what the ranks select equals the selection of the mean: bit for bit in float64."""
-    rng = torch.Generator().manual_seed(3)
-    p = torch.randn(5, 1000, generator=rng, dtype=torch.float64)
-    method = ScaleCom(ratio=0.05)
-    chosen = method.choose(torch.zeros(1000), p[2].float()).long()
-    mask = torch.zeros(1000, dtype=torch.float64)
-    mask[chosen] = 1
-    assert torch.equal((p * mask).sum(0), p.sum(0) * mask)
+    """Selecting and averaging commute: the output is the selection of the mean of what had piled up."""
+    cohort, size = Cohort(ScaleCom(0.05), 5, SHAPES), 5
+    piled_up = torch.zeros(24, 37, dtype=torch.float64)
+    for step in range(3):
+        inputs = cohort.inputs(step)
+        piled_up += total(inputs)["wide"] / size
+        output = cohort.average(inputs)[0]["wide"].double()
+        chosen = output != 0
+        assert int(chosen.sum()) == int(0.05 * N)
+        assert torch.allclose(output[chosen], piled_up[chosen], atol=1e-5)
+        piled_up[chosen] = 0
 
 
 @pytest.mark.parametrize("method", [ScaleCom(0.1), ScaleCom(0.05, beta=0.3), ScaleCom(chunk=20, beta=0.1)])
@@ -77,21 +80,22 @@ def test_exactly_one_index_per_chunk_comes_through_the_code(chunk: int) -> None:
     rng = torch.Generator().manual_seed(chunk)
     indices = method.choose(torch.zeros(n), torch.randn(n, generator=rng))
     assert torch.equal(indices // chunk, torch.arange(-(-n // chunk), dtype=torch.int32))
-    code = method.encode(indices, n)
-    assert code.numel() == method.code_bytes(n)
-    assert torch.equal(method.decode(code, n), indices)
+    code = method.code(n).encode(indices)
+    assert code.numel() == method.code(n).bytes
+    assert torch.equal(method.code(n).decode(code), indices)
 
 
 @pytest.mark.parametrize("chunk", [20, 300])
 def test_a_code_that_leaves_its_chunk_or_the_tensor_is_refused(chunk: int) -> None:
-    method, n = ScaleCom(chunk=chunk), 605
-    code = method.encode(torch.arange(0, n, chunk, dtype=torch.int32), n)
+    n = 605
+    method = ScaleCom(chunk=chunk).code(n)
+    code = method.encode(torch.arange(0, n, chunk, dtype=torch.int32))
     wrong = [code[:-2], torch.full_like(code, 255)]
     beyond = code.clone()
-    beyond[-len(code) // method.count(n) :][0] = 7  # the last chunk has five entries
+    beyond[-len(code) // method.k :][0] = 7  # the last chunk has five entries
     for bad in (*wrong, beyond):
         with pytest.raises(PayloadError):
-            method.decode(bad, n)
+            method.decode(bad)
 
 
 def test_the_extra_bytes_go_round() -> None:

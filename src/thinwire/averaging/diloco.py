@@ -1,9 +1,8 @@
-"""DiLoCo: an outer optimizer along what many local steps have done."""
+"""DiLoCo: an outer optimizer on top of many local steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from thinwire.averaging.base import Outer, PeriodOptions
 from thinwire.averaging.localsgd import EveryOption
@@ -21,7 +20,7 @@ class _OuterOptions(EveryOption):
 
 @dataclass(frozen=True)
 class DiLoCo(PeriodOptions, _OuterOptions):
-    """Many local steps, then one step of Nesterov's momentum for the common model.
+    """Many local steps, then one Nesterov step of the common model.
 
     With z the last common model, after `every` local steps (AdamW in the paper)
     g = (1/W) sum_l (z - x_l);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
@@ -40,15 +39,17 @@ class DiLoCo(PeriodOptions, _OuterOptions):
         >>> str(DiLoCo(every=100, fragments=4, overlap=2, blend=0.5))
         'diloco(every=100, fragments=4, overlap=2, blend=0.5)'
 
-    Reference: Douillard et al., "DiLoCo", 2023; Douillard et al., "Streaming DiLoCo with overlapping
-    communication", 2025.
-
     Differences from the papers: fragments are runs of neighbouring tensors instead of every n-th layer; by
     default a late result replaces a rank's parameters (`blend=0.5` mixes them, as the paper does); for few
-    bits on the wire take `periodic(exchange="qsgd(bits=4)", outer_lr=0.7, outer_momentum=0.9)`.
+    bits on the wire take `periodic(exchange=qsgd(bits=4), outer_lr=0.7, outer_momentum=0.9)`.
     """
 
-    name: ClassVar[str] = "diloco"
+    name = "diloco"
+    formula = "itemsize * n / every"
+    reference = (
+        'Douillard et al., "DiLoCo", 2023; Douillard et al., "Streaming DiLoCo with overlapping '
+        'communication", 2025'
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,8 @@
-"""Local SGD: the mean of the replicas from time to time."""
+"""Local SGD: the mean of the replicas every few steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from thinwire.averaging.base import PeriodOptions, ScheduleBase
 from thinwire.core.exchange import Exchange
@@ -35,12 +34,12 @@ class LocalSGD(PeriodOptions, EveryOption):
         >>> str(LocalSGD(every=16, warmup=100))
         'localsgd(every=16, warmup=100)'
 
-    Reference: Stich, "Local SGD converges fast and communicates little", 2019.
-
     Differences from the paper: any optimizer may take the local steps.
     """
 
-    name: ClassVar[str] = "localsgd"
+    name = "localsgd"
+    formula = "itemsize * n / every"
+    reference = 'Stich, "Local SGD converges fast and communicates little", 2019'
 
     @property
     def inner(self) -> Exchange:

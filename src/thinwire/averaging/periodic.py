@@ -1,9 +1,8 @@
-"""Any exchange, from time to time, with any outer step."""
+"""Any exchange every few steps, with any outer step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from thinwire.averaging.base import Outer, PeriodOptions
 from thinwire.averaging.localsgd import EveryOption
@@ -30,15 +29,15 @@ class _PeriodicOptions(EveryOption):
 
 @dataclass(frozen=True)
 class Periodic(PeriodOptions, _PeriodicOptions):
-    """The general form: any exchange every few steps, and any outer step along the mean it gives.
+    """The general form: any exchange every few steps, and any outer step along its mean.
 
     With z the last common model, after `every` local steps
     g = exchange of (z - x_i);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
-    What the exchange remembers (residuals) is kept from one sync round to the next.
+    Residuals of the exchange are kept from one sync round to the next.
 
     Args:
         every: optimizer steps between two sync rounds.
-        exchange: the method that `z - x_i` goes through.
+        exchange: the method that averages `z - x_i`.
         outer_lr, outer_momentum: lr and mu above; 1 and 0 give the mean itself.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.
@@ -49,7 +48,9 @@ class Periodic(PeriodOptions, _PeriodicOptions):
         QSGD(bits=8, bucket=512, norm='max', reduce='auto')
     """
 
-    name: ClassVar[str] = "periodic"
+    name = "periodic"
+    formula = ""
+    formula_note = "the bytes of its exchange, once every `every` steps"
 
     def __post_init__(self) -> None:
         checks.exchange(self.name, "exchange", self.exchange)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from thinwire.averaging.base import PeriodOptions
 from thinwire.averaging.localsgd import EveryOption
@@ -40,15 +40,17 @@ class PQASGD(PeriodOptions, _QuantiserOptions):
         >>> str(PQASGD(every=8, bits=8))
         'pqasgd(every=8, bits=8)'
 
-    Reference: Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and
-    quantized communication", NeurIPS 2018.
-
     Differences from the paper: max-norm scaling by default, which at few bits has far less noise; from five
     ranks on the mean is formed in two shots, which quantises a second time (`reduce="gather"` does not);
-    small tensors travel dense.
+    small tensors are sent dense.
     """
 
-    name: ClassVar[str] = "pqasgd"
+    name = "pqasgd"
+    formula = "(ceil(n * bits / 8) + 4 * ceil(n / bucket)) / every"
+    reference = (
+        'Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and '
+        'quantized communication", NeurIPS 2018'
+    )
 
     @property
     def inner(self) -> Exchange:

@@ -53,7 +53,7 @@ class _Task:
     def __post_init__(self) -> None:
         if not self.objectives:
             raise ConfigError("lazy_gd: there are no workers: give one objective for each")
-        checks.at_least("lazy_gd", "iterations", self.iterations, 1)
+        checks.whole("lazy_gd", "iterations", self.iterations, 1)
         if self.gap is not None:
             checks.positive("lazy_gd", "gap", self.gap)
             if self.optimum is None:

@@ -81,11 +81,11 @@ class Descent:
         name = "lazy_gd"
         checks.one_of(name, "algorithm", self.algorithm, ALGORITHMS)
         checks.positive(name, "step", self.step)
-        checks.at_least(name, "window", self.window, 1)
+        checks.whole(name, "window", self.window, 1)
         if self.xi is not None:
             checks.not_negative(name, "xi", self.xi)
         checks.one_of(name, "bits", self.bits, WIDTHS)
-        checks.at_least(name, "max_skip", self.max_skip, 0)
+        checks.whole(name, "max_skip", self.max_skip, 0)
         checks.one_of(name, "float_bits", self.float_bits, (UNCODED, EXACT))
         if self.smoothness is not None:
             for value in self.smoothness:

@@ -1,17 +1,48 @@
-"""Validation of option values, with errors that say what is allowed."""
+"""Validation of option values, with errors that say what is allowed. Methods call it in `__post_init__`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import TypeGuard
 
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 
 
+def fraction(method: str, option: str, value: object) -> None:
+    if not _is_number(value) or not 0 < value <= 1:
+        raise ConfigError(f"{method}: {option} must be a number above 0 and up to 1, not {value!r}")
+
+
 def ratio(method: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ConfigError(f"{method}: ratio must be a number above 0 and up to 1, not {value!r}")
+    fraction(method, "ratio", value)
+
+
+def momentum(method: str, value: object) -> None:
+    if not _is_number(value) or not 0 <= value < 1:
+        raise ConfigError(f"{method}: momentum must be a number from 0 up and below 1, not {value!r}")
+
+
+def positive(method: str, option: str, value: object) -> None:
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise ConfigError(f"{method}: {option} must be a finite number above 0, not {value!r}")
+
+
+def not_negative(method: str, option: str, value: object) -> None:
+    if not _is_number(value) or not 0 <= value < math.inf:
+        raise ConfigError(f"{method}: {option} must be a finite number from 0 up, not {value!r}")
+
+
+def whole(method: str, option: str, value: object, lowest: int, highest: int | None = None) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < lowest
+        or (highest is not None and value > highest)
+    ):
+        to = "up" if highest is None else f"to {highest}"
+        raise ConfigError(f"{method}: {option} must be a whole number from {lowest} {to}, not {value!r}")
 
 
 def one_of(method: str, option: str, value: object, allowed: Collection[object]) -> None:
@@ -19,24 +50,13 @@ def one_of(method: str, option: str, value: object, allowed: Collection[object])
         raise ConfigError(f"{method}: {option} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
-def at_least(method: str, option: str, value: object, lowest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise ConfigError(f"{method}: {option} must be a whole number from {lowest} up, not {value!r}")
+def scope(method: str, value: object) -> None:
+    one_of(method, "scope", value, ("tensor", "bucket", "model"))
 
 
-def positive(method: str, option: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{method}: {option} must be a finite number above 0, not {value!r}")
-
-
-def not_negative(method: str, option: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{method}: {option} must be a finite number from 0 up, not {value!r}")
-
-
-def momentum(method: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigError(f"{method}: momentum must be a number from 0 up and below 1, not {value!r}")
+def flag(method: str, option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")
 
 
 def exchange(method: str, option: str, value: object) -> None:
@@ -47,6 +67,5 @@ def exchange(method: str, option: str, value: object) -> None:
         )
 
 
-def flag(method: str, option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -51,7 +51,7 @@ def _not_a_state(given: object) -> StateError:
 
 
 def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
-    """Several states are loaded together only if they are of one moment."""
+    """Several states are loaded together only if they were saved at the same step."""
     first = states[0]
     for state in states[1:]:
         for key in keys:

@@ -66,7 +66,7 @@ class Lockstep:
                 return [[sent[rank] for sent in sends] for rank in range(len(ops))]
 
     def spend(self, ops: Sequence[frames.Primitive]) -> float:
-        """How long the operation takes; lock-step knows no time."""
+        """How long the operation takes; lock-step has no clock."""
         del ops
         return 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 
@@ -18,7 +18,7 @@ from thinwire.errors import ConfigError
 
 @dataclass(frozen=True)
 class A2SGD(Exchange):
-    """Averages two numbers a step: the mean of the entries from 0 up, and the mean of those below.
+    """Averages two numbers per step: the mean of the entries from 0 up, and the mean of those below.
 
     P_i = {j: g_ij >= 0}, N_i = the others;  mu+_i, mu-_i = the means of g_i on P_i and on N_i
     out_i = g_i + (mean_l mu+_l - mu+_i) on P_i + (mean_l mu-_l - mu-_i) on N_i
@@ -35,24 +35,27 @@ class A2SGD(Exchange):
         allow_drift: must be True for `average_every=None`: ranks then end with different models.
         scope: two means for the whole "model", or for each "bucket" or "tensor".
 
-    Reference: Bhattacharya, Yu and Chowdhury, "O(1) communication for distributed SGD through two-level
-    gradient averaging", 2021.
-
-    Differences from the paper: the averaging of parameters is ours; the paper's replicas never meet. Small
-    tensors are averaged exactly, as by every method here. Under DDP's `join()`, ranks that have run out
-    of data make no forward pass: do not use both.
+    Differences from the paper: the averaging of parameters is ours; the paper does not do it. Small tensors
+    are averaged exactly, as by every method here. Under DDP's `join()`, ranks that have run out of data
+    make no forward pass: do not use both.
     """
 
-    name: ClassVar[str] = "a2sgd"
+    name = "a2sgd"
+    formula = "8"
+    formula_note = "plus itemsize * n once every average_every steps"
+    reference = (
+        'Bhattacharya, Yu and Chowdhury, "O(1) communication for distributed SGD through two-level gradient '
+        'averaging", 2021'
+    )
     average_every: int | None = 32
     allow_drift: bool = False
     scope: Scope = "model"
 
     def __post_init__(self) -> None:
         checks.flag(self.name, "allow_drift", self.allow_drift)
-        checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
+        checks.scope(self.name, self.scope)
         if self.average_every is not None:
-            checks.at_least(self.name, "average_every", self.average_every, 1)
+            checks.whole(self.name, "average_every", self.average_every, 1)
         elif not self.allow_drift:
             raise ConfigError(
                 f"{self.name}: with average_every=None nothing ever brings the replicas together; give a "
@@ -72,12 +75,14 @@ class A2SGD(Exchange):
         return ("a2sgd",)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
-        mine = torch.tensor(kernels.two_means(x), dtype=torch.float32, device=x.device)
-        means = await ch.mean(mine)
-        await ch.commit(bool(means.isfinite().all()))
-        plus, minus = cast("list[float]", mine.tolist())
-        all_plus, all_minus = cast("list[float]", means.tolist())
-        kernels.a2sgd_apply(x, plus, minus, all_plus, all_minus, out)
+        own = torch.tensor(kernels.two_means(x), dtype=torch.float32, device=x.device)  # mu+_i, mu-_i
+        mean = await ch.mean(own)  # mean_l mu+_l, mean_l mu-_l
+        await ch.commit(bool(mean.isfinite().all()))
+        own_plus, own_minus = cast("list[float]", own.tolist())
+        plus, minus = cast("list[float]", mean.tolist())
+        kernels.a2sgd_apply(
+            x, own_plus, own_minus, plus, minus, out
+        )  # out = g + (plus - own_plus) on P + ...
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         """Without the averaging of parameters, which is apart from the steps."""

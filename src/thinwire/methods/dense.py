@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from thinwire import kernels
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout
@@ -20,7 +21,8 @@ class Dense(Exchange):
     out = (1/W) sum_i x_i
     """
 
-    name: ClassVar[str] = "dense"
+    name = "dense"
+    formula = "itemsize * n"
 
     @property
     def traits(self) -> Traits:
@@ -65,13 +67,21 @@ class FP16(_Cast):
     A value beyond that range comes out infinite, as with PyTorch's `fp16_compress_hook`.
     """
 
-    name: ClassVar[str] = "fp16"
-    wire_dtype: ClassVar[torch.dtype] = torch.float16
+    name = "fp16"
+    formula = "2 * n"
+    wire_dtype = torch.float16
 
 
 @dataclass(frozen=True)
 class BF16(_Cast):
     """Gradients as bfloat16: 8 significant bits, the range of float32."""
 
-    name: ClassVar[str] = "bf16"
-    wire_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    name = "bf16"
+    formula = "2 * n"
+    wire_dtype = torch.bfloat16
+
+
+async def exact_mean(x: torch.Tensor, out: torch.Tensor, ch: Channel) -> None:
+    """A dense step of a method that remembers things."""
+    await ch.mean(x, out)
+    await ch.commit(kernels.all_finite(out))

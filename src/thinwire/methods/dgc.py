@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 
@@ -14,10 +14,10 @@ from thinwire.core.exchange import Exchange, momentum
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
 from thinwire.errors import ConfigError
-from thinwire.methods.families.memories import Residual, SparseMemory
-from thinwire.methods.families.selectors import Largest, Selector
-from thinwire.methods.families.sparse import Sparse, WithRatio
-from thinwire.methods.heavyball import HeavyBall, corrected
+from thinwire.methods.families.feedback import Residual, SparseMemory
+from thinwire.methods.families.sparse import SparseByRatio
+from thinwire.methods.heavyball import HeavyBall, corrected, masked
+from thinwire.methods.topk import TOP_K
 
 
 @dataclass
@@ -28,7 +28,7 @@ class DGCState(Residual):
 
 
 @dataclass(frozen=True)
-class DGC(Sparse, WithRatio):
+class DGC(SparseByRatio):
     """Every rank accumulates its own momentum and sends the k largest entries of what has piled up.
 
     g_i = g_i min(1, sqrt(W) clip / |g_i|)                               local clipping
@@ -54,14 +54,15 @@ class DGC(Sparse, WithRatio):
         warmup: steps during which the density falls from 25 % to its value, exponentially.
         values, scope, reduce: as for all methods that select their own indices.
 
-    Reference: Lin, Han, Mao, Wang and Dally, "Deep gradient compression", 2018.
-
     Differences from the paper: the selection is exact instead of by a sampled threshold; the warm-up falls
     at every step instead of every epoch; clipping is by tensor unless scope="model". The paper's gradients
     are divided by W before they are clipped, thinwire's are not, hence sqrt(W) in place of 1/sqrt(W).
     """
 
-    name: ClassVar[str] = "dgc"
+    name = "dgc"
+    formula = "index_bytes(n, k) + 4 * k"
+    reference = 'Lin, Han, Mao, Wang and Dally, "Deep gradient compression", 2018'
+    proven_codes = ("qsgd",)
     momentum: float = 0.9
     nesterov: bool = False
     clip: float | None = None
@@ -75,51 +76,33 @@ class DGC(Sparse, WithRatio):
         if not self.feedback:
             raise ConfigError(f"{self.name}: feedback=False would send momentum and lose the rest; use topk")
 
-    def selector(self, ch: Channel) -> Selector:
-        return Largest()
-
-    def density(self) -> float:
-        return self.ratio
-
     @property
     def traits(self) -> Traits:
-        plain = self.momentum == 0
-        return replace(
-            super().traits, conserves=plain and self.clip is None, optimizer="any" if plain else "no momentum"
-        )
+        plain, needs = self.momentum == 0, "any" if self.momentum == 0 else "no momentum"
+        return replace(super().traits, conserves=plain and self.clip is None, optimizer=needs)
 
     def init(self, layout: Layout) -> DGCState:
         v, size = super().init(layout).error, layout.numel if self.momentum else 0
         return DGCState(v, torch.zeros(size, device=layout.device))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
-        if not small:
-            return self
-        return HeavyBall(self.momentum, self.nesterov) if self.momentum else None
+        fallback = HeavyBall(self.momentum, self.nesterov) if self.momentum else None
+        return fallback if small else self
 
-    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        kept = cast(DGCState, state)
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: DGCState, ch: Channel) -> None:
+        n, k = x.numel(), self.count(x.numel(), ch.step)
         g = x if self.clip is None else clipped(x, math.sqrt(ch.size) * self.clip * ch.context.scale)
-        m, v = corrected(g, kept.m, self.momentum, self.nesterov) if self.momentum else (kept.m, g)
-        with _Masking(kept, m, v, out) as memory:
-            await self.send(memory, out, state, ch)
+        m, step = corrected(g, state.m, self.momentum, self.nesterov)  # m = a m + g
+        with SparseMemory(state.error, step, out) as v:  # v = v + m
+            c = v.take(TOP_K, k)  # c = top_k(v)
+            mean = await self.average(c, n, k, ch)
+            if await ch.commit(mean.finite):
+                v.commit(mean.lost)  # v = v - c
+                masked(state.m, m, c.indices)  # m = 0 where c was sent
+        mean.write(out)  # out = (1/W) sum c
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, values=None, reduce="gather", momentum=0.0, clip=None)
-
-
-class _Masking(SparseMemory):
-    """Error feedback on v that also keeps the momentum, and forgets it where something is sent."""
-
-    def __init__(self, state: DGCState, m: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        super().__init__(state.error, v, out)
-        self._kept, self._new = state.m, m
-
-    def close(self, keep: bool, unsent: torch.Tensor | None = None) -> None:
-        super().close(keep, unsent)
-        if keep and self._kept.numel() and self.indices is not None:
-            self._kept.copy_(self._new)
-            self._kept[self.indices.long()] = 0
 
 
 def clipped(g: torch.Tensor, norm: float) -> torch.Tensor:

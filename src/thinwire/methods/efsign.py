@@ -1,40 +1,69 @@
-"""Signs, one magnitude a tensor, and error feedback."""
+"""Signs, one magnitude per tensor, and error feedback."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from thinwire.methods.families.signs import ScaledSigns
+import torch
+
+from thinwire import kernels
+from thinwire.core.channel import Channel
+from thinwire.methods.families.feedback import DenseMemory, Residual
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
 @dataclass(frozen=True)
-class EFSign(ScaledSigns):
-    """Every rank sends the signs of error + gradient and their mean magnitude; the rest it keeps.
+class EFSign(Quantised):
+    """Every rank sends the signs of error + gradient and their mean magnitude; the rest is its new error.
 
     u_i = g_i + e_i;  Delta_i = (||u_i||_1 / d) sign(u_i);  e_i = u_i - Delta_i;  out = (1/W) sum_i Delta_i
 
     Delta is a contraction: ||u - Delta||^2 = (1 - delta) ||u||^2 with delta = ||u||_1^2 / (d ||u||_2^2),
-    2/pi for a normal distribution. One bit an entry and one float32 a tensor.
+    2/pi for a normal distribution. One bit per entry and one float32 per tensor. A zero counts as +.
 
     Args:
         reduce: as for all methods that code every entry. With two shots every stretch has its own
-            magnitude, and its owner keeps what the second code loses.
+            magnitude, and what the second code loses is its owner's error.
 
     Example:
         >>> from thinwire.methods import EFSign
         >>> str(EFSign(reduce="gather"))
         "efsign(reduce='gather')"
 
-    Reference: Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
-    compression schemes", 2019.
-
     Differences from the paper: the error is kept in units of the gradient, not of gradient times step
     size; many workers, whose codes are averaged.
     """
 
-    name: ClassVar[str] = "efsign"
+    name = "efsign"
+    formula = "ceil(n / 8) + 4"
+    reference = (
+        'Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient compression '
+        'schemes", 2019'
+    )
+    feedback = True
+    entries_per_byte = 8
+    reduce: Reduce = reduce_option()
 
     @property
-    def feedback(self) -> bool:
-        return True
+    def kernel_families(self) -> tuple[str, ...]:
+        return ("finite", "feedback", "sign")
+
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        with DenseMemory(state.error, x, out) as memory:
+            mean = await self.average(memory.u, ch)  # of Delta = (||u||_1 / d) sign(u), u = g + e
+            if await ch.commit(mean.finite):
+                mean.subtract_own(memory.commit(), scratch=out)  # e = u - Delta
+        mean.write(out)  # out = (1/W) sum Delta
+
+    def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
+        """sign(v), packed, and ||v||_1 / d."""
+        bits, magnitude = kernels.sign_pack_mean(v)
+        return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
+
+    def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
+        magnitudes = [float(magnitude) for _, magnitude in received]
+        kernels.sign_mean([bits for bits, _ in received], magnitudes, out.numel(), out)
+
+    def code_bytes(self, n: int) -> int:
+        return -(-n // 8) + 4

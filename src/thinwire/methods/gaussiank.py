@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
+import torch
+
+from thinwire import kernels
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
-from thinwire.methods.families.selectors import GaussianTail, Selector
-from thinwire.methods.families.sparse import Sparse, WithRatio
+from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
+from thinwire.methods.families.sparse import SparseByRatio
+
+GAUSSIAN_K = Selector(kernels.gaussiank, kernels.select_feedback_gaussiank, kernels.feedback_gaussiank)
 
 
 @dataclass(frozen=True)
-class GaussianK(Sparse, WithRatio):
-    """Sends what lies beyond a threshold found from the mean and the deviation of error + gradient.
+class GaussianK(SparseByRatio):
+    """Every rank sends the entries beyond a threshold that it finds from their mean and deviation.
 
     u_i = g_i + e_i;  mu, sigma = mean and deviation of u_i;  t = mu + sigma Phi^-1(1 - ratio/2)
     I = {j: |u_ij| > t}, with t bracketed and bisected until about k are in it;  c_i = u_i on I
@@ -23,29 +27,32 @@ class GaussianK(Sparse, WithRatio):
         ratio: about the part of the entries that is sent; ranks may send different numbers.
         feedback, values, scope, reduce, warmup: as for all methods that select their own indices.
 
-    Reference: Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep learning",
-    2019.
-
     Differences from the paper: the two-sided tail of the authors' code, not the one-sided of the text; up to
     eight counts, bracketed and then bisected, instead of three blind changes of the threshold; never more
     than 4k/3 entries; unequal numbers of entries are decoded as what they are.
     """
 
-    name: ClassVar[str] = "gaussiank"
-
-    def selector(self, ch: Channel) -> Selector:
-        return GaussianTail()
-
-    def density(self) -> float:
-        return self.ratio
+    name = "gaussiank"
+    formula = "index_bytes(n, k) + 4 * k"
+    formula_note = "k is about ratio * n and depends on the gradient"
+    reference = (
+        'Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep learning", 2019'
+    )
+    ragged = True
+    proven_codes = ("qsgd", "onebit")
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
         return (*super().kernel_families, "gaussian")
 
-    @property
-    def varies(self) -> bool:
-        return True
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        n, k = x.numel(), self.count(x.numel(), ch.step)
+        with SparseMemory(state.error, x, out) as u:  # u = g + e
+            c = u.take(GAUSSIAN_K, k)  # c = u where |u| > t, for about k entries
+            mean = await self.average(c, n, k, ch)
+            if await ch.commit(mean.finite):
+                u.commit(mean.lost)  # e = u - c
+        mean.write(out)  # out = (1/W) sum c
 
     def exact(self) -> Exchange | None:
-        return None if self.ratio < 1 else replace(self, values=None)
+        return super().exact() if self.ratio == 1 else None

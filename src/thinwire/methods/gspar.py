@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -14,11 +12,9 @@ from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
-from thinwire.errors import PayloadError
-from thinwire.methods.families import indices as index_code
+from thinwire.methods.families import sampled
 
 EVERYTHING = torch.finfo(torch.float32).max
-INDEX_BITS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,16 @@ class GSpar(Exchange):
         >>> str(GSpar(ratio=0.05))
         'gspar(ratio=0.05)'
 
-    Reference: Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
-    distributed optimization", 2018.
-
-    Differences from the paper: index lists are coded as for top-k, in less than log2 d bits an entry.
+    Differences from the paper: index lists are coded as for top-k, in less than log2 d bits per entry.
     """
 
-    name: ClassVar[str] = "gspar"
+    name = "gspar"
+    formula = "index_bytes(n, sure) + 4 * sure + index_bytes(n, drawn) + ceil(drawn / 8) + 8"
+    formula_note = "sure entries have p = 1, drawn ones p < 1; together they are about ratio * n"
+    reference = (
+        'Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient distributed '
+        'optimization", 2018'
+    )
     ratio: float = 0.1
     rounds: int = 2
     budget: float | None = None
@@ -62,10 +61,10 @@ class GSpar(Exchange):
 
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
-        checks.at_least(self.name, "rounds", self.rounds, 0)
+        checks.whole(self.name, "rounds", self.rounds, 0)
         if self.budget is not None:
             checks.positive(self.name, "budget", self.budget)
-        checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
+        checks.scope(self.name, self.scope)
 
     @property
     def traits(self) -> Traits:
@@ -76,17 +75,14 @@ class GSpar(Exchange):
         return ("finite", "gspar", "indices", "scatter", "sign")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
-        received = await ch.gather(self.encode(x, ch.private_seed()), ragged=True)
         n = x.numel()
-        where: list[torch.Tensor] = []
-        what: list[torch.Tensor] = []
-        for parts in received:
-            certain, sampled = decode(parts, n)
-            # A rank has two lists, and the mean is over lists: every value counts twice.
-            where += [certain[0], sampled[0]]
-            what += [2 * certain[1], 2 * sampled[1]]
+        # p = min(lambda |g|, 1);  Z ~ Bernoulli(p);  Q(g) = Z g / p
+        sample = kernels.gspar_sample(x, self.lam(x), ch.private_seed())
+        received = await ch.gather(sampled.encode(n, *sample), ragged=True)
+        Q = [entries for parts in received for entries in sampled.decode(parts, n)]
         await ch.commit(all(kernels.all_finite(parts[1]) for parts in received))
-        kernels.scatter_mean(where, what, out)
+        # out = (1/W) sum Q. A rank has two lists, and the mean is over lists: every value counts twice.
+        kernels.scatter_mean([part.indices for part in Q], [2 * part.values for part in Q], out)
 
     def lam(self, x: torch.Tensor) -> float:
         """lambda, for which p = min(lambda |x|, 1)."""
@@ -94,37 +90,8 @@ class GSpar(Exchange):
             return kernels.gspar_budget(x, self.budget)
         return EVERYTHING if self.ratio == 1 else kernels.gspar_probabilities(x, self.ratio, self.rounds)
 
-    def encode(self, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """Indices with p = 1, their values and 1/lambda; the number of the others, their indices, signs."""
-        n = x.numel()
-        certain, values, signed, magnitude = kernels.gspar_sample(x, self.lam(x), seed)
-        shared = torch.tensor([magnitude if signed.numel() else 0.0], dtype=torch.float32, device=x.device)
-        return [
-            index_code.encode(certain, n),
-            torch.cat([values, shared]),
-            torch.tensor([signed.numel()], dtype=torch.int32, device=x.device),
-            index_code.encode(signed & INDEX_BITS, n),
-            kernels.sign_pack(signed.float()),
-        ]
-
     def payload_bytes(self, layout: Layout, size: int) -> None:
         """Chance decides how many entries are sent."""
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, budget=None)
-
-
-Entries = tuple[torch.Tensor, torch.Tensor]
-
-
-def decode(parts: Sequence[torch.Tensor], n: int) -> tuple[Entries, Entries]:
-    """Indices and values of the certain entries and of the sampled ones, or PayloadError."""
-    certain_code, floats, count, sampled_code, signs = parts
-    if not floats.numel() or count.numel() != 1:
-        raise PayloadError(f"{floats.numel()} values and {count.numel()} counts came with sampled entries")
-    certain = index_code.decode(certain_code, n, floats.numel() - 1)
-    k = int(count[0])
-    sampled = index_code.decode(sampled_code, n, k)
-    values = torch.empty(k, dtype=torch.float32, device=floats.device)
-    kernels.sign_unpack(signs, float(floats[-1]), k, values)
-    return (certain, floats[:-1]), (sampled, values)

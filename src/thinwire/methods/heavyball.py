@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -32,11 +31,11 @@ class HeavyBall(Exchange):
     Args:
         momentum: a, from 0 up and below 1.
         nesterov: look ahead, as `torch.optim.SGD(nesterov=True)` does.
-
-    Reference: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964.
     """
 
-    name: ClassVar[str] = "heavyball"
+    name = "heavyball"
+    formula = "itemsize * n"
+    reference = 'Polyak, "Some methods of speeding up the convergence of iteration methods", 1964'
     momentum: float = 0.9
     nesterov: bool = False
 
@@ -52,8 +51,8 @@ class HeavyBall(Exchange):
         return HeavyBallState(torch.zeros(layout.numel, device=layout.device))
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: HeavyBallState, ch: Channel) -> None:
-        m, v = corrected(x, state.m, self.momentum, self.nesterov)
-        await ch.mean(v.to(x.dtype), out)
+        m, v = corrected(x, state.m, self.momentum, self.nesterov)  # m = a m + g
+        await ch.mean(v.to(x.dtype), out)  # out = (1/W) sum m
         if await ch.commit(bool(out.isfinite().all())):
             state.m.copy_(m)
 
@@ -65,11 +64,23 @@ class HeavyBall(Exchange):
 
 
 def corrected(
-    g: torch.Tensor, m: torch.Tensor, a: float, nesterov: bool
+    g: torch.Tensor, m: torch.Tensor, a: float, nesterov: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next momentum, and what a step adds to the model: the same, unless it looks ahead."""
+    """The next momentum, and what a step adds to the model: the same, unless it looks ahead.
+
+    `m` may be empty where there is no momentum (a = 0): both are then g.
+    """
+    if not m.numel():
+        return g, g
     if nesterov:
         m = (m + g) * a
         return m, m + g
     m = m * a + g
     return m, m
+
+
+def masked(m: torch.Tensor, new: torch.Tensor, sent: torch.Tensor) -> None:
+    """Momentum factor masking: m = new, and 0 at the indices that were sent. `m` may be empty."""
+    if m.numel():
+        m.copy_(new)
+        m[sent.long()] = 0

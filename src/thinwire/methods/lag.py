@@ -36,14 +36,17 @@ class LAG(Lazy):
         window: D, the steps that R_k adds up.
         xi: their weight; 0 skips nothing. The paper has 0.1 for "wk" and 1 for "ps".
 
-    Reference: Chen, Giannakis, Sun and Yin, "LAG: lazily aggregated gradient for communication-efficient
-    distributed learning", 2018.
-
     Differences from the paper: no server, every rank keeps the sum; "ps" estimates the smoothness L_i, which
     the paper takes as known, and in a session saves bytes only, as the gradient is there already.
     """
 
     name: ClassVar[str] = "lag"
+    formula = "1 + 4 * n"
+    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
+    reference = (
+        'Chen, Giannakis, Sun and Yin, "LAG: lazily aggregated gradient for communication-efficient '
+        'distributed learning", 2018'
+    )
     rule: Literal["wk", "ps"] = "wk"
     window: int = 10
     xi: float = 0.1
@@ -75,5 +78,5 @@ class LAG(Lazy):
 
 
 def check_bound(method: str, window: object, xi: object) -> None:
-    checks.at_least(method, "window", window, 1)
+    checks.whole(method, "window", window, 1)
     checks.not_negative(method, "xi", xi)

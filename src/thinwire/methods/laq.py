@@ -31,7 +31,7 @@ class QuantisedLazy(Lazy):
     def __post_init__(self) -> None:
         checks.one_of(self.name, "bits", self.bits, WIDTHS)
         check_bound(self.name, self.window, self.xi)
-        checks.at_least(self.name, "max_skip", self.max_skip, 0)
+        checks.whole(self.name, "max_skip", self.max_skip, 0)
 
     @property
     def warning(self) -> str | None:
@@ -84,12 +84,15 @@ class LAQ(QuantisedLazy):
         xi: the weight of each past step.
         max_skip: the longest silence, in steps.
 
-    Reference: Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily
-    aggregated quantized gradients", 2019.
-
     Differences from the paper: no server, every rank keeps the sum; widths that pack into bytes; a radius R
     for each tensor, where the paper has one for the whole model.
     """
 
     name: ClassVar[str] = "laq"
+    formula = "1 + ceil(n * bits / 8) + 4"
+    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
+    reference = (
+        'Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily aggregated '
+        'quantized gradients", 2019'
+    )
     error_weight: ClassVar[float] = 3.0

@@ -36,13 +36,16 @@ class LASG(Lazy):
         max_skip: the longest silence, in steps.
         bits: of an entry of an upload: 32, or 1, 2, 4 or 8 on the grids of `laq`, one a tensor.
 
-    Reference: Chen, Sun and Yin, "LASG: lazily aggregated stochastic gradients for communication-efficient
-    distributed learning", 2020 (the rule WK2).
-
     Differences from the paper: no server, every rank keeps the sum; uploads may be quantised.
     """
 
     name: ClassVar[str] = "lasg"
+    formula = "1 + 4 * n"
+    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
+    reference = (
+        'Chen, Sun and Yin, "LASG: lazily aggregated stochastic gradients for communication-efficient '
+        'distributed learning", 2020 (the rule WK2)'
+    )
     window: int = 10
     xi: float = 0.1
     max_skip: int = 50
@@ -51,7 +54,7 @@ class LASG(Lazy):
     def __post_init__(self) -> None:
         checks.one_of(self.name, "bits", self.bits, WIDTHS)
         check_bound(self.name, self.window, self.xi)
-        checks.at_least(self.name, "max_skip", self.max_skip, 0)
+        checks.whole(self.name, "max_skip", self.max_skip, 0)
 
     @property
     def warning(self) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from thinwire import kernels
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import State
 from thinwire.kernels.natural import NOT_FINITE
-from thinwire.methods.families.quantised import Parts, Quantised
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
 @dataclass(frozen=True)
@@ -18,28 +19,38 @@ class Natural(Quantised):
     """Every entry is rounded at random to one of the two powers of two around it.
 
     2^a <= |t| < 2^(a+1):  C(t) = sign(t) 2^(a+1) with probability |t|/2^a - 1, else sign(t) 2^a
+    out = (1/W) sum_i C(g_i)
 
-    Its expectation is t and its variance at most t^2/8. One byte an entry, sign and exponent, and one for
-    a tensor.
+    Its expectation is t and its variance at most t^2/8. One byte per entry, sign and exponent, and one for
+    the tensor.
 
     Args:
         reduce: as for all methods that code every entry.
-
-    Reference: Horvath, Ho, Horvath, Sahu, Canini and Richtarik, "Natural compression for distributed deep
-    learning", 2019.
 
     Differences from the paper: 7 bits of exponent, relative to the largest of the tensor, instead of 8:
     whole bytes; what is 2^126 times smaller than the largest entry becomes zero or the smallest power.
     In float16 a mean above 65,504 comes out infinite: entries above 32,768 may be rounded up to that.
     """
 
-    name: ClassVar[str] = "natural"
+    name = "natural"
+    formula = "n + 1"
+    reference = (
+        'Horvath, Ho, Horvath, Sahu, Canini and Richtarik, "Natural compression for distributed deep '
+        'learning", 2019'
+    )
+    reduce: Reduce = reduce_option()
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
         return ("natural",)
 
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
+        mean = await self.average(x, ch)  # of C(g), as `encode` draws it
+        await ch.commit(mean.finite)
+        mean.write(out)  # out = (1/W) sum C(g)
+
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
+        """The signs and exponents of C(v), and the largest exponent."""
         return [kernels.natural_quantise(v, seed)]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:

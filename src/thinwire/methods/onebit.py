@@ -1,15 +1,16 @@
-"""1-bit SGD: a bit an entry, two means, error feedback."""
+"""1-bit SGD: one bit per entry, two means, error feedback."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from thinwire import kernels
-from thinwire.methods.families.quantised import Parts, Quantised, lengthened
+from thinwire.core.channel import Channel
+from thinwire.methods.families.feedback import DenseMemory, Residual
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
 @dataclass(frozen=True)
@@ -19,37 +20,42 @@ class OneBit(Quantised):
     u_i = g_i + e_i;  m+ = mean of u_j >= 0;  m- = mean of u_j < 0
     Q(u)_j = m+ if u_j >= 0 else m-;  e_i = u_i - Q(u_i);  out = (1/W) sum_i Q(u_i)
 
-    The two means are the best values that a bit of sign can choose between. One bit an entry and two
-    float32 a tensor.
+    The two means are the best values that a bit of sign can choose between. One bit per entry and two
+    float32 per tensor.
 
     Args:
         reduce: as for all methods that code every entry. With two shots every stretch has its own
-            means, and its owner keeps what the second code loses.
-
-    Reference: Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent and its application to
-    data-parallel distributed training of speech DNNs", 2014.
+            means, and what the second code loses is its owner's error.
 
     Differences from the paper: two means for a tensor instead of for each of its columns; gather for few
     ranks instead of always two shots.
     """
 
-    name: ClassVar[str] = "onebit"
+    name = "onebit"
+    formula = "ceil(n / 8) + 8"
+    reference = (
+        'Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent and its application to '
+        'data-parallel distributed training of speech DNNs", 2014'
+    )
+    feedback = True
+    entries_per_byte = 8
+    reduce: Reduce = reduce_option()
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
         return ("finite", "feedback", "sign")
 
-    @property
-    def feedback(self) -> bool:
-        return True
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        with DenseMemory(state.error, x, out) as memory:
+            mean = await self.average(memory.u, ch)  # of Q(u), u = g + e
+            if await ch.commit(mean.finite):
+                mean.subtract_own(memory.commit(), scratch=out)  # e = u - Q(u)
+        mean.write(out)  # out = (1/W) sum Q(u)
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
+        """Where v >= 0, packed, and the means m+ and m-."""
         bits, plus, minus = kernels.onebit_pack(v)
         return [bits, torch.tensor([plus, minus], dtype=torch.float32, device=v.device)]
-
-    def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
-        bits, means = self.encode(v, seed)
-        return [lengthened(bits, -(-n // 8)), means]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
         plus = [float(means[0]) for _, means in received]
@@ -58,6 +64,3 @@ class OneBit(Quantised):
 
     def code_bytes(self, n: int) -> int:
         return -(-n // 8) + 8
-
-    def finite(self, received: Sequence[Parts]) -> bool:
-        return all(kernels.all_finite(means) for _, means in received)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 
-from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange, State, replicated, residual
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
-from thinwire.methods.families.memories import DenseMemory
+from thinwire.methods.dense import exact_mean
+from thinwire.methods.families.feedback import DenseMemory
 
 
 @dataclass
@@ -32,7 +32,7 @@ class PowerSGD(Exchange):
     M_i = g_i + e_i as an n x m matrix;  P = orthogonalise(mean_i M_i Q);  Q_i = M_i^T P;  Q = mean_i Q_i
     out = P Q^T;  e_i = M_i - P Q_i^T
 
-    With `alternate` only one of the two, from the other's last value, one round and half the bytes a step:
+    With `alternate` only one of the two, from the other's last value, in one round with half the bytes:
     P_i = M_i orthogonalise(Q), out = mean_i P_i Q^T;  in the next step Q_i = M_i^T orthogonalise(P); etc.
 
     Vectors, and matrices that two factors would not make smaller, are sent dense.
@@ -40,18 +40,20 @@ class PowerSGD(Exchange):
     Args:
         rank: columns of the factors.
         warm_start: begin with the last step's Q (the default), else with a fresh random one.
-        feedback: keep what is not sent (the default).
+        feedback: add what is not sent to the next gradient (the default).
         start_after: dense steps before the first compressed one.
         alternate: send the longer factor at even steps and the shorter one at odd steps.
-
-    Reference: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019; `alternate`: Zhang, Zhang, Shi, Chu and Li,
-    "Evaluation and optimization of gradient compression for distributed deep learning" (ACP-SGD), 2023.
 
     Differences from the paper: the error is M_i - P Q_i^T, as in the authors' library; the paper's
     M_i - P Q^T has the same sum over the ranks and more energy. QR instead of Gram-Schmidt.
     """
 
-    name: ClassVar[str] = "powersgd"
+    name = "powersgd"
+    formula = "4 * min(rank, rows, cols) * (rows + cols)"
+    reference = (
+        'Vogels, Karimireddy and Jaggi, "PowerSGD", 2019; `alternate`: Zhang, Zhang, Shi, Chu and Li, '
+        '"Evaluation and optimization of gradient compression for distributed deep learning" (ACP-SGD), 2023'
+    )
     rank: int = 4
     warm_start: bool = True
     feedback: bool = True
@@ -59,11 +61,10 @@ class PowerSGD(Exchange):
     alternate: bool = False
 
     def __post_init__(self) -> None:
-        checks.at_least(self.name, "rank", self.rank, 1)
-        checks.flag(self.name, "warm_start", self.warm_start)
-        checks.flag(self.name, "feedback", self.feedback)
-        checks.at_least(self.name, "start_after", self.start_after, 0)
-        checks.flag(self.name, "alternate", self.alternate)
+        checks.whole(self.name, "rank", self.rank, 1)
+        checks.whole(self.name, "start_after", self.start_after, 0)
+        for option in ("warm_start", "feedback", "alternate"):
+            checks.flag(self.name, option, getattr(self, option))
 
     @property
     def traits(self) -> Traits:
@@ -74,63 +75,44 @@ class PowerSGD(Exchange):
         return ("finite", "feedback")
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
-        if small or len(slot.shape) < 2:
-            return None
         n, m, r = self._dimensions(slot)
-        return self if r * (n + m) < n * m else None
+        dense = small or len(slot.shape) < 2 or r * (n + m) >= n * m
+        return None if dense else self
 
     def init(self, layout: Layout) -> PowerSGDState:
-        n, m, r = self._dimensions(_only(layout))
-        error = torch.zeros(layout.numel if self.feedback else 0, device=layout.device)
-        p = torch.zeros(n if self.alternate else 0, r, device=layout.device)
-        return PowerSGDState(error, p, torch.zeros(m, r, device=layout.device))
+        (n, m, r), device = self._dimensions(*layout.slots), layout.device
+        error = torch.zeros(layout.numel if self.feedback else 0, device=device)
+        p = torch.zeros(n if self.alternate else 0, r, device=device)
+        return PowerSGDState(error, p, torch.zeros(m, r, device=device))
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: PowerSGDState, ch: Channel) -> None:
         if ch.step < self.start_after:
-            await ch.mean(x, out)
-            await ch.commit(kernels.all_finite(out))
+            await exact_mean(x, out, ch)
             return
-        with DenseMemory(state.error, x, out) as memory:
-            if self.alternate:
-                await self._one_factor(memory, out, state, ch)
-            else:
-                await self._both_factors(memory, out, state, ch)
-
-    async def _both_factors(
-        self, memory: DenseMemory, out: torch.Tensor, state: PowerSGDState, ch: Channel
-    ) -> None:
-        matrix = memory.total.float().view(-1, state.q.shape[0])
-        p = await ch.mean(matrix @ self._start(state.q, ch))
-        if not bool(p.isfinite().all()):  # equal on all ranks, so all of them leave out the second round
-            await ch.commit(False)
-            return
-        p = _orthogonal(p)
-        mine = matrix.T @ p
-        q = await ch.mean(mine)
-        keep = await ch.commit(bool(q.isfinite().all()))
-        if keep:
-            state.q.copy_(q)
-        _finish(memory.close(keep), (p, mine.T), (p, q.T), out)
-
-    async def _one_factor(
-        self, memory: DenseMemory, out: torch.Tensor, state: PowerSGDState, ch: Channel
-    ) -> None:
-        matrix = memory.total.float().view(-1, state.q.shape[0])
-        n, m = matrix.shape
+        n, m = x.numel() // state.q.shape[0], state.q.shape[0]
         # The longer factors of all tensors travel in the same steps, so that `payload_bytes` is one step's.
-        sends_p = (n >= m) == (ch.step % 2 == 0)
-        sent, used = (state.p, state.q) if sends_p else (state.q, state.p)
-        basis = _orthogonal(self._start(used, ch))
-        mine = (matrix if sends_p else matrix.T) @ basis
-        factor = await ch.mean(mine)
-        keep = await ch.commit(bool(factor.isfinite().all()))
-        if keep:
-            sent.copy_(factor)
-        error = memory.close(keep)
-        if sends_p:
-            _finish(error, (mine, basis.T), (factor, basis.T), out)
+        turned = self.alternate and (n >= m) == (ch.step % 2 == 0)  # all for M^T: P takes the place of Q
+        p, q = (state.q, state.p) if turned else (state.p, state.q)
+        with DenseMemory(state.error, x, out) as memory:
+            M = _matrix(memory.u.float(), m, turned)  # M = g + e
+            basis = self._start(p if self.alternate else q, ch)
+            if not self.alternate:
+                basis = await ch.mean(M @ basis)  # P = mean M Q
+                if not bool(basis.isfinite().all()):  # equal on all ranks: all leave out the second round
+                    await ch.commit(False)
+                    return
+            P = cast(torch.Tensor, torch.linalg.qr(basis)[0])  # P = orthogonalise(P)
+            mine = M.T @ P  # Q_i = M^T P
+            Q = await ch.mean(mine)  # Q = mean Q_i
+            if await ch.commit(bool(Q.isfinite().all())):
+                q.copy_(Q)
+                e = memory.commit()
+                if self.feedback:
+                    _matrix(e, m, turned).addmm_(P, mine.T, alpha=-1)  # e = M - P Q_i^T
+        if out.dtype == torch.float32:
+            torch.mm(P, Q.T, out=_matrix(out, m, turned))  # out = P Q^T
         else:
-            _finish(error, (basis, mine.T), (basis, factor.T), out)
+            _matrix(out, m, turned).copy_(P @ Q.T)
 
     def _start(self, factor: torch.Tensor, ch: Channel) -> torch.Tensor:
         """The last step's factor, or a random one, equal on all ranks."""
@@ -143,7 +125,7 @@ class PowerSGD(Exchange):
         return replace(self, rank=2**31)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        n, m, r = self._dimensions(_only(layout))
+        n, m, r = self._dimensions(*layout.slots)
         return r * (max(n, m) if self.alternate else n + m) * 4
 
     def _dimensions(self, slot: Slot) -> tuple[int, int, int]:
@@ -152,26 +134,6 @@ class PowerSGD(Exchange):
         return n, m, min(self.rank, n, m)
 
 
-def _finish(
-    error: torch.Tensor | None,
-    mine: tuple[torch.Tensor, torch.Tensor],
-    mean: tuple[torch.Tensor, torch.Tensor],
-    out: torch.Tensor,
-) -> None:
-    """error -= the product of this rank's factors;  out = the product of the mean ones."""
-    shape = (mine[0].shape[0], mine[1].shape[1])
-    if error is not None:
-        error.view(shape).addmm_(*mine, alpha=-1)
-    if out.dtype == torch.float32:
-        torch.mm(*mean, out=out.view(shape))
-    else:
-        out.copy_((mean[0] @ mean[1]).view(-1))
-
-
-def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    return cast(torch.Tensor, torch.linalg.qr(matrix)[0])
-
-
-def _only(layout: Layout) -> Slot:
-    (slot,) = layout.slots
-    return slot
+def _matrix(flat: torch.Tensor, columns: int, turned: bool) -> torch.Tensor:
+    matrix = flat.view(-1, columns)
+    return matrix.T if turned else matrix

@@ -5,36 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
 from thinwire import kernels
 from thinwire.core import checks
-from thinwire.core.exchange import Exchange
-from thinwire.methods.families.quantised import Parts, Quantised
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import State
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce
 
 
 @dataclass(frozen=True)
-class _QuantiserOptions(Exchange):
-    bits: int = 4
-    bucket: int = 512
-    norm: Literal["max", "l2"] = "max"
-
-
-@dataclass(frozen=True)
-class QSGD(Quantised, _QuantiserOptions):
+class QSGD(Quantised):
     """Every entry is rounded at random to one of a few levels, so that its expectation is itself.
 
     For a bucket v of consecutive entries with norm m = max|v| (or ||v||_2) and s = 2^(b-1) - 1:
     Q(v)_j = m sign(v_j) xi_j / s,  a = s|v_j|/m,  xi_j = floor(a) + Bernoulli(a - floor(a))
     With one bit: Q(v)_j = +m with probability (1 + v_j/m)/2, else -m.
+    out = (1/W) sum_i Q(g_i)
 
-    Really packed: b bits an entry and one float32 a bucket.
+    Really packed: b bits per entry and one float32 per bucket.
 
     Args:
-        bits: 1, 2, 4 or 8 bits an entry, the sign included.
-        bucket: entries that share a norm; smaller is more exact and costs 4/bucket bytes an entry.
+        bits: 1, 2, 4 or 8 bits per entry, the sign included.
+        bucket: entries that share a norm; smaller is more exact and costs 4/bucket bytes per entry.
         norm: "max" (the default; far less noise at few bits) or "l2" (the paper's).
         reduce: as for all methods that code every entry.
 
@@ -43,37 +38,44 @@ class QSGD(Quantised, _QuantiserOptions):
         >>> str(QSGD(bits=8))
         'qsgd(bits=8)'
 
-    Reference: Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", 2017.
-
-    Differences from the paper: a fixed number of bits an entry instead of Elias coding, which is serial;
+    Differences from the paper: a fixed number of bits per entry instead of Elias coding, which is serial;
     the maximum as the default norm.
     """
 
-    name: ClassVar[str] = "qsgd"
+    name = "qsgd"
+    formula = "ceil(n * bits / 8) + 4 * ceil(n / bucket)"
+    reference = 'Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", 2017'
+    bits: int = 4
+    bucket: int = 512
+    norm: Literal["max", "l2"] = "max"
+    reduce: Reduce = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.one_of(self.name, "bits", self.bits, (1, 2, 4, 8))
-        checks.at_least(self.name, "bucket", self.bucket, 1)
+        checks.whole(self.name, "bucket", self.bucket, 1)
         checks.one_of(self.name, "norm", self.norm, ("max", "l2"))
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
         return ("finite", "quantisation")
 
-    @property
-    def unit(self) -> int:
-        return math.lcm(8, self.bucket)
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
+        mean = await self.average(x, ch)  # of Q(g), as `encode` draws it
+        await ch.commit(mean.finite)
+        mean.write(out)  # out = (1/W) sum Q(g)
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
+        """The integers sign(v) xi, packed, and the norms m."""
         return list(kernels.quantise(v, self.bits, self.bucket, self.norm, seed))
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        codes, scales = [parts[0] for parts in received], [parts[1] for parts in received]
-        kernels.dequantise_mean(codes, scales, self.bits, self.bucket, out.numel(), out)
+        codes, norms = [parts[0] for parts in received], [parts[1] for parts in received]
+        kernels.dequantise_mean(codes, norms, self.bits, self.bucket, out.numel(), out)
 
     def code_bytes(self, n: int) -> int:
         return -(-n * self.bits // 8) + 4 * -(-n // self.bucket)
 
-    def finite(self, received: Sequence[Parts]) -> bool:
-        return all(kernels.all_finite(scales) for _, scales in received)
+    @property
+    def unit(self) -> int:
+        return math.lcm(8, self.bucket)

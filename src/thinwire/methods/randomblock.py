@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -13,8 +12,8 @@ from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
-from thinwire.methods.families.memories import Residual
-from thinwire.methods.families.selectors import kept
+from thinwire.methods.families.feedback import Residual, poisoned
+from thinwire.methods.families.sparse import count_of
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,17 @@ class RandomBlock(Exchange):
     Args:
         ratio: the part of the entries that is sent, k = max(1, ratio * n). An entry waits 1/ratio steps on
             average and then comes with all that has piled up, so the learning rate must stay below it.
-        feedback: keep what is not sent (the default). Without it the block is scaled by n/k, which makes
-            the estimate unbiased, with a variance n/k - 1 times the gradient's square.
+        feedback: add what is not sent to the next gradient (the default). Without it the block is scaled by
+            n/k, which makes the estimate unbiased, with a variance n/k - 1 times the gradient's square.
         scope: a block in each "tensor", in each "bucket", or one in the whole "model".
-
-    Reference: Eghlidi and Jaggi, "Sparse communication for training deep networks", 2020.
 
     Differences from the paper: the wrap-around is ours; a block cut off at the end would favour the
     entries in the middle.
     """
 
-    name: ClassVar[str] = "randomblock"
+    name = "randomblock"
+    formula = "4 * k"
+    reference = 'Eghlidi and Jaggi, "Sparse communication for training deep networks", 2020'
     ratio: float = 0.1
     feedback: bool = True
     scope: Scope = "tensor"
@@ -48,13 +47,12 @@ class RandomBlock(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.flag(self.name, "feedback", self.feedback)
-        checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
+        checks.scope(self.name, self.scope)
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            conserves=self.feedback, unbiased=not self.feedback or self.ratio == 1, scope=self.scope
-        )
+        unbiased = not self.feedback or self.ratio == 1
+        return Traits(conserves=self.feedback, unbiased=unbiased, scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -64,28 +62,24 @@ class RandomBlock(Exchange):
         return Residual.for_layout(layout, self.feedback)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        n = x.numel()
-        k = kept(self.ratio, n)
-        start = ch.shared_seed() % max(n, 1)
-        first = min(k, n - start)
-        block = torch.cat([x[start : start + first], x[: k - first]]).float()
+        n, k = x.numel(), count_of(self.ratio, x.numel())
+        s = ch.shared_seed() % max(n, 1)  # uniform, and equal on all ranks
+        first = min(k, n - s)  # B = {s, ..., s+k-1} mod n: so many at s, the others at 0
+        u = torch.cat([x[s : s + first], x[: k - first]]).float()
         if self.feedback:
-            block += torch.cat([state.error[start : start + first], state.error[: k - first]])
-        # The entry that is not finite may lie outside the block: the block then carries the news.
-        if not kernels.all_finite(x):
-            block.fill_(torch.nan)
-        block = await ch.mean(block, block)
-        if await ch.commit(kernels.all_finite(block)) and self.feedback:
-            kernels.feedback_block(state.error, x, start, k, clear=out)
+            u += torch.cat([state.error[s : s + first], state.error[: k - first]])  # u = g + e, on B
+        u = poisoned(u, x)
+        mean = await ch.mean(u, u)
+        if await ch.commit(kernels.all_finite(mean)) and self.feedback:
+            kernels.feedback_block(state.error, x, s, k, clear=out)  # e = u, and 0 on B;  out = 0
         else:
             out.zero_()
         if not self.feedback:
-            block *= n / max(k, 1)
-        out[start : start + first] = block[:first]
-        out[: k - first] = block[first:]
+            mean *= n / max(k, 1)
+        out[s : s + first], out[: k - first] = mean[:first], mean[first:]  # out[B] = (1/W) sum u[B]
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        return kept(self.ratio, layout.numel) * 4
+        return 4 * count_of(self.ratio, layout.numel)

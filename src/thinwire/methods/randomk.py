@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import cast
 
 import torch
 
-from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Traits
 from thinwire.errors import ConfigError
-from thinwire.methods.families.memories import Residual, SparseMemory
-from thinwire.methods.families.selectors import AtRandom, Selector
-from thinwire.methods.families.sparse import Sparse, WithRatio
+from thinwire.methods.families.feedback import Entries, Residual, SparseMemory
+from thinwire.methods.families.sparse import SparseByRatio, SparseMean
 
 
 @dataclass(frozen=True)
-class RandomK(Sparse, WithRatio):
+class RandomK(SparseByRatio):
     """Every rank sends k entries drawn at random, without replacement.
 
     u_i = g_i + e_i;  I (or I_i) uniform among the sets of k coordinates;  c_i = u_i on I
@@ -30,15 +27,15 @@ class RandomK(Sparse, WithRatio):
         ratio: the part of the entries that is sent, k = max(1, ratio * n). An entry waits 1/ratio steps on
             average and then comes with all that has piled up, so the learning rate must stay below it.
         shared: all ranks draw the same coordinates (the default): no index travels, and one mean does.
-        feedback: keep what is not sent (the default). Without it the values are scaled by n/k, which makes
-            the estimate unbiased, with a variance n/k - 1 times the gradient's square.
+        feedback: add what is not sent to the next gradient (the default). Without it the values are scaled
+            by n/k, which makes the estimate unbiased, with a variance n/k - 1 times the gradient's square.
         values, scope, reduce, warmup: as for all methods that select their own indices; with `shared` the
             reduction is always a mean and the values are sent as they are.
-
-    Reference: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
     """
 
-    name: ClassVar[str] = "randomk"
+    name = "randomk"
+    formula = "4 * k"
+    reference = 'Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018'
     ratio: float = 0.1
     shared: bool = True
 
@@ -48,36 +45,43 @@ class RandomK(Sparse, WithRatio):
         if self.shared and self.values is not None:
             raise ConfigError(f"{self.name}: values need shared=False; a mean cannot add coded values")
 
-    def selector(self, ch: Channel) -> Selector:
-        return AtRandom(ch.shared_rng() if self.shared else ch.private_rng(), not self.feedback)
-
-    def density(self) -> float:
-        return self.ratio
-
     @property
     def traits(self) -> Traits:
         fixed = self.shared or self.reduce == "gather"
-        return Traits(
-            conserves=self.feedback,
-            unbiased=not self.feedback and fixed,
-            payload="fixed" if fixed else "data-dependent",
-            scope=self.scope,
-        )
+        payload = "fixed" if fixed else "data-dependent"
+        return replace(super().traits, unbiased=not self.feedback and fixed, payload=payload)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        if not self.shared:
-            await super().run(x, out, state, ch)
-            return
-        with SparseMemory(state.error, x, out) as memory:
-            indices, values = memory.take(self.selector(ch), self.count(x.numel(), ch.step))
-            values = await ch.mean(values, values)
-            memory.close(await ch.commit(kernels.all_finite(values)))
-            kernels.scatter_mean([indices], [values], out)
+        n, k = x.numel(), self.count(x.numel(), ch.step)
+        indices = draw(n, k, ch.shared_rng() if self.shared else ch.private_rng())  # I
+        with SparseMemory(state.error, x, out) as u:  # u = g + e
+            c = u.take_at(indices)  # c = u on I
+            if not self.feedback:
+                c.values.mul_(n / max(k, 1))
+            if self.shared:
+                mean = SparseMean([Entries(indices, await ch.mean(c.values, c.values))])
+            else:
+                mean = await self.average(c, n, k, ch)
+            if await ch.commit(mean.finite):
+                u.commit(mean.lost)  # e = u - c
+        mean.write(out)  # out = (1/W) sum c
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         if self.shared:
             return 4 * self.count(layout.numel, self.warmup)
         return super().payload_bytes(layout, size)
 
-    def exact(self) -> Exchange:
-        return replace(self, ratio=1.0, values=None, reduce="gather")
+
+def draw(numel: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """k different numbers below numel, ascending, every set equally likely, without touching all of them."""
+    device = rng.device
+    if 4 * k >= numel:
+        drawn = torch.randperm(numel, generator=rng, device=device)[:k]
+        return drawn.sort().values.to(torch.int32)
+    # Draw with replacement until k are different; then drop surplus ones at random.
+    found = torch.empty(0, dtype=torch.int64, device=device)
+    while found.numel() < k:
+        more = torch.randint(numel, (2 * k + 8,), generator=rng, device=device)
+        found = cast(torch.Tensor, torch.cat([found, more]).unique())
+    surplus = torch.randperm(found.numel(), generator=rng, device=device)[:k]
+    return found[surplus].sort().values.to(torch.int32)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
-import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -15,19 +12,14 @@ from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout, Slot
-from thinwire.core.traits import PayloadSize, Traits
+from thinwire.core.traits import OptimizerNeeds, PayloadSize, Traits
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.families.conditions import fits
 from thinwire.methods.topk import TopK
 
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-}
+# From the least to the most that a method may ask for: a route asks for what its most demanding method does.
 SIZES: tuple[PayloadSize, ...] = ("fixed", "alternating", "data-dependent")
-_CONDITION = re.compile(r"(numel|ndim)\s*(<=|>=|==|<|>)\s*(\d+)")
+NEEDS: tuple[OptimizerNeeds, ...] = ("any", "no momentum", "plain SGD")
 
 
 @dataclass(frozen=True)
@@ -48,35 +40,32 @@ class Route(Exchange):
         "route(default=topk(ratio=0.01), rules=(('embed*', qsgd(bits=8)),))"
     """
 
-    name: ClassVar[str] = "route"
+    name = "route"
+    formula = ""
+    formula_note = "the bytes of each tensor's method"
     default: Exchange = TopK()
     rules: tuple[tuple[str, Exchange], ...] = ()
 
     def __post_init__(self) -> None:
         checks.exchange(self.name, "default", self.default)
         given = cast(object, self.rules)
-        if not isinstance(given, Sequence) or isinstance(given, str):
+        if not isinstance(given, list | tuple):
             raise ConfigError(f"route: rules are pairs of a condition and a method, not {given!r}")
-        for pair in cast("Sequence[object]", given):
-            two = list(cast("Sequence[object]", pair)) if isinstance(pair, list | tuple) else []
-            if len(two) != 2 or not isinstance(two[0], str) or not isinstance(two[1], Exchange):
-                raise ConfigError(f"route: a rule is a pair like ('*.bias', Dense()), not {pair!r}")
-        object.__setattr__(self, "rules", tuple((condition, method) for condition, method in self.rules))
+        rules = tuple(_pair(rule) for rule in cast("Sequence[object]", given))
+        object.__setattr__(self, "rules", rules)
         if any(isinstance(method, Route) for method in self._exchanges()):
             raise ConfigError("route: a route inside a route: write all rules into one")
 
     @property
     def traits(self) -> Traits:
         every = [exchange.traits for exchange in self._exchanges()]
-        scopes = [traits.scope for traits in every]
-        sizes, needs = [traits.payload for traits in every], [traits.optimizer for traits in every]
         return Traits(
             consensus=all(traits.consensus for traits in every),
             unbiased=all(traits.unbiased for traits in every),
             conserves=all(traits.conserves for traits in every),
-            payload=SIZES[max(map(SIZES.index, sizes))],
-            optimizer="no momentum" if "no momentum" in needs else "any",
-            scope="model" if "model" in scopes else "tensor",
+            payload=SIZES[max(SIZES.index(traits.payload) for traits in every)],
+            optimizer=NEEDS[max(NEEDS.index(traits.optimizer) for traits in every)],
+            scope="model" if any(traits.scope == "model" for traits in every) else "tensor",
         )
 
     @property
@@ -90,7 +79,7 @@ class Route(Exchange):
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         for condition, method in self.rules:
-            if _fits(condition, slot):
+            if fits(condition, slot):
                 return method.assign(slot, small=False)
         return self.default.assign(slot, small=small)
 
@@ -116,9 +105,9 @@ class Route(Exchange):
         return [self.default, *(method for _, method in self.rules)]
 
 
-def _fits(condition: str, slot: Slot) -> bool:
-    comparison = _CONDITION.fullmatch(condition.strip())
-    if comparison is None:
-        return fnmatch.fnmatchcase(slot.name, condition)
-    what, sign, number = comparison.groups()
-    return _COMPARE[sign](slot.numel if what == "numel" else len(slot.shape), int(number))
+def _pair(rule: object) -> tuple[str, Exchange]:
+    match rule:
+        case [str(condition), Exchange() as method]:
+            return condition, method
+        case _:
+            raise ConfigError(f"route: a rule is a pair like ('*.bias', Dense()), not {rule!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -13,8 +12,8 @@ from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange, State, momentum, residual
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Scope, Traits
-from thinwire.methods.families.selectors import kept
-from thinwire.methods.heavyball import HeavyBall
+from thinwire.methods.families.sparse import count_of
+from thinwire.methods.heavyball import HeavyBall, corrected, masked
 
 # Entries are hashed in blocks of 64 to neighbouring columns: with fewer, a block collides with itself.
 FEWEST_COLS = 64
@@ -38,11 +37,8 @@ class Sketched(Exchange):
     J = the k largest of e;  out[J] = e[J];  u_i[J] = v_i[J] = 0       momentum factor masking
 
     Sketches are linear, so their mean is the sketch of the mean: no index travels, and the cost does not
-    grow with W. Where the table and the candidates would be no smaller than the vector itself, v is
-    averaged whole, and u kept: plain momentum.
-
-    The momentum happens here, so the optimizer must have none; `attach(..., optimizer=...)` checks that.
-    Small tensors are averaged with the same momentum (see `heavyball`). For weight decay see `dgc`.
+    grow with W. Where the table and the candidates would be no smaller than v itself, v is averaged whole,
+    and u kept: plain momentum. For the optimizer, small tensors and weight decay see `dgc`.
 
     Args:
         ratio: the part of the entries that is sent, k = max(1, ratio * n).
@@ -54,15 +50,18 @@ class Sketched(Exchange):
         momentum: a; with 0 nothing is lost: what is not sent stays in v.
         scope: one sketch for the whole "model", or one for each "bucket" or "tensor".
 
-    Reference: Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, "Communication-efficient distributed
-    SGD with sketching", 2019 (the practical version).
-
     Differences from the paper: sketches are added by all-reduce instead of at a server, so that there is
     no download and no index; the hash is drawn anew at each step, so that no two entries collide for ever;
     blocks of 64 neighbours are hashed together.
     """
 
-    name: ClassVar[str] = "sketched"
+    name = "sketched"
+    formula = "4 * (hashes * columns + fetched)"
+    formula_note = "hashes and columns of the table, and P * k fetched entries"
+    reference = (
+        'Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, "Communication-efficient distributed SGD with '
+        'sketching", 2019 (the practical version)'
+    )
     ratio: float = 0.02
     rows: int = 5
     cols: int | None = None
@@ -74,12 +73,11 @@ class Sketched(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.one_of(self.name, "rows", self.rows, (1, 3, 5, 7))
-        for option, value in (("cols", self.cols), ("k", self.k)):
-            if value is not None:
-                checks.at_least(self.name, option, value, 1)
-        checks.at_least(self.name, "candidates", self.candidates, 1)
+        for option, value in (("cols", self.cols), ("k", self.k), ("candidates", self.candidates)):
+            if value is not None or option == "candidates":
+                checks.whole(self.name, option, value, 1)
         checks.momentum(self.name, self.momentum)
-        checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
+        checks.scope(self.name, self.scope)
 
     @property
     def traits(self) -> Traits:
@@ -91,68 +89,50 @@ class Sketched(Exchange):
         return ("finite", "selection", "scatter", "sketch")
 
     def init(self, layout: Layout) -> SketchedState:
-        size = layout.numel if self.momentum else 0
+        n, device = layout.numel, layout.device
         return SketchedState(
-            torch.zeros(layout.numel, device=layout.device), torch.zeros(size, device=layout.device)
+            torch.zeros(n, device=device), torch.zeros(n if self.momentum else 0, device=device)
         )
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
-        if not small:
-            return self
-        return HeavyBall(self.momentum) if self.momentum else None
+        fallback = HeavyBall(self.momentum) if self.momentum else None
+        return fallback if small else self
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: SketchedState, ch: Channel) -> None:
-        u = state.u * self.momentum + x if self.momentum else x
-        v = state.v + u
-        if not self.worth_it(x.numel()):
-            await self._whole(u, v, out, state, ch)
+        n, (k, cols, fetched), seed = x.numel(), self.sizes(x.numel()), ch.shared_seed()
+        u, _ = corrected(x, state.u, self.momentum)  # u = a u + g
+        v = state.v + u  # v = v + u
+        if self.rows * cols + fetched >= n:
+            v = await ch.mean(v, v)
+            if await ch.commit(kernels.all_finite(v)):
+                state.v.zero_()
+                masked(state.u, u, v[:0])
+            out.copy_(v)
             return
-        n, k, cols = x.numel(), self.count(x.numel()), self.columns(x.numel())
-        seed = ch.shared_seed()
         table = torch.zeros(self.rows, cols, device=x.device)
         kernels.sketch_insert(v, self.rows, cols, seed, table)
-        table = await ch.mean(table, table)
-        if not kernels.all_finite(table.view(-1)):  # equal on all ranks, so all leave out the second round
+        S = await ch.mean(table, table)  # S = (1/W) sum sketch(v)
+        if not kernels.all_finite(S.view(-1)):  # equal on all ranks, so all leave out the second round
             await ch.commit(False)
             return
-        heavy = kernels.sketch_query_topk(table, n, seed, self.fetched(n))
+        heavy = kernels.sketch_query_topk(S, n, seed, fetched)  # I = the P k largest of unsketch(S)
         e = v[heavy.long()]
-        e = await ch.mean(e, e)
+        e = await ch.mean(e, e)  # e = (1/W) sum v[I]
         largest, values = kernels.topk(e, k)
-        sent = heavy[largest.long()]
+        J = heavy[largest.long()]  # J = the k largest of e
         if await ch.commit(kernels.all_finite(e)):
-            state.v.copy_(v)
-            state.v[sent.long()] = 0
-            if self.momentum:
-                state.u.copy_(u)
-                state.u[sent.long()] = 0
-        kernels.scatter_mean([sent], [values], out)
+            masked(state.v, v, J)  # v[J] = 0
+            masked(state.u, u, J)  # u[J] = 0
+        kernels.scatter_mean([J], [values], out)  # out[J] = e[J]
 
-    async def _whole(
-        self, u: torch.Tensor, v: torch.Tensor, out: torch.Tensor, state: SketchedState, ch: Channel
-    ) -> None:
-        v = await ch.mean(v, v)
-        if await ch.commit(kernels.all_finite(v)):
-            state.v.zero_()
-            if self.momentum:
-                state.u.copy_(u)
-        out.copy_(v)
+    def sizes(self, n: int) -> tuple[int, int, int]:
+        """k, the columns of the table, and how many entries are fetched (P k)."""
+        k = count_of(self.ratio, n) if self.k is None else min(self.k, n)
+        return k, max(FEWEST_COLS, k) if self.cols is None else self.cols, min(n, self.candidates * k)
+
+    def payload_bytes(self, layout: Layout, size: int) -> int:
+        _, cols, fetched = self.sizes(layout.numel)
+        return 4 * min(layout.numel, self.rows * cols + fetched)
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, k=None, cols=None, momentum=0.0)
-
-    def payload_bytes(self, layout: Layout, size: int) -> int:
-        n = layout.numel
-        return 4 * (self.rows * self.columns(n) + self.fetched(n) if self.worth_it(n) else n)
-
-    def count(self, n: int) -> int:
-        return kept(self.ratio, n) if self.k is None else min(self.k, n)
-
-    def columns(self, n: int) -> int:
-        return max(FEWEST_COLS, self.count(n)) if self.cols is None else self.cols
-
-    def fetched(self, n: int) -> int:
-        return min(n, self.candidates * self.count(n))
-
-    def worth_it(self, n: int) -> bool:
-        return self.rows * self.columns(n) + self.fetched(n) < n

@@ -26,14 +26,17 @@ class SLAQ(QuantisedLazy):
         bits, window, xi, max_skip: as for `laq`.
         allowance: a squared norm below which a difference is taken for noise.
 
-    Reference: Sun, Chen, Giannakis, Yang and Yang, "Lazily aggregated quantized gradient innovation for
-    communication-efficient federated learning", 2020, and the authors' code (allowance 0.2 there).
-
     Differences from the paper: a radius for each tensor, as for `laq`; the terms for the variance of a
     gradient are one constant, as in the code.
     """
 
     name: ClassVar[str] = "slaq"
+    formula = "1 + ceil(n * bits / 8) + 4"
+    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
+    reference = (
+        'Sun, Chen, Giannakis, Yang and Yang, "Lazily aggregated quantized gradient innovation for '
+        "communication-efficient federated learning\", 2020, and the authors' code (allowance 0.2 there)"
+    )
     error_weight: ClassVar[float] = 1.5
     allowance: float = 0.0
 

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from thinwire import kernels
 from thinwire.core import checks
-from thinwire.core.exchange import Exchange
+from thinwire.core.channel import Channel
+from thinwire.core.exchange import State
 from thinwire.core.traits import Traits
-from thinwire.methods.families.quantised import Parts, Quantised, lengthened
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce
 
 
 @dataclass(frozen=True)
-class _TernaryOptions(Exchange):
-    clip: float | None = 2.5
-
-
-@dataclass(frozen=True)
-class TernGrad(Quantised, _TernaryOptions):
+class TernGrad(Quantised):
     """Every entry becomes -s, 0 or s at random, so that its expectation is itself, clipped.
 
     f(g)_j = g_j clipped to [-c sigma, c sigma], sigma the standard deviation of g;  s = max_j |f(g)_j|
-    ternarize(g)_j = s sign(g_j) b_j,  b_j ~ Bernoulli(|f(g)_j| / s)
+    ternarize(g)_j = s sign(g_j) b_j,  b_j ~ Bernoulli(|f(g)_j| / s);  out = (1/W) sum_i ternarize(g_i)
 
-    Two bits an entry and one float32 a tensor.
+    Two bits per entry and one float32 per tensor.
 
     Args:
         clip: c. None does not clip: unbiased, with far more noise where a few entries are large.
@@ -38,13 +33,16 @@ class TernGrad(Quantised, _TernaryOptions):
         >>> str(TernGrad(clip=None))
         'terngrad(clip=None)'
 
-    Reference: Wen, Xu, Yan, Wu, Wang, Chen and Li, "TernGrad", 2017.
-
     Differences from the paper: every rank has its own scale; a common one would allow sums of integers,
     at the price of one more round and more noise.
     """
 
-    name: ClassVar[str] = "terngrad"
+    name = "terngrad"
+    formula = "ceil(n / 4) + 4"
+    reference = 'Wen, Xu, Yan, Wu, Wang, Chen and Li, "TernGrad", 2017'
+    entries_per_byte = 4
+    clip: float | None = 2.5
+    reduce: Reduce = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,13 +57,15 @@ class TernGrad(Quantised, _TernaryOptions):
     def kernel_families(self) -> tuple[str, ...]:
         return ("finite", "quantisation", "ternary")
 
-    def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        codes, scale = kernels.ternary_quantise(v, self.clip, seed)
-        return [codes, torch.tensor([scale], dtype=torch.float32, device=v.device)]
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
+        mean = await self.average(x, ch)  # of ternarize(g), as `encode` draws it
+        await ch.commit(mean.finite)
+        mean.write(out)  # out = (1/W) sum ternarize(g)
 
-    def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
-        codes, scale = self.encode(v, seed)
-        return [lengthened(codes, -(-n // 4)), scale]
+    def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
+        """The numbers sign(v) b, packed, and the scale s."""
+        codes, s = kernels.ternary_quantise(v, self.clip, seed)
+        return [codes, torch.tensor([s], dtype=torch.float32, device=v.device)]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
         n = out.numel()
@@ -75,6 +75,3 @@ class TernGrad(Quantised, _TernaryOptions):
 
     def code_bytes(self, n: int) -> int:
         return -(-n // 4) + 4
-
-    def finite(self, received: Sequence[Parts]) -> bool:
-        return all(kernels.all_finite(scale) for _, scale in received)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
+import torch
+
+from thinwire import kernels
+from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
-from thinwire.methods.families.selectors import Above, Selector
+from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
 from thinwire.methods.families.sparse import Sparse
 
+ABOVE = Selector(kernels.threshold, kernels.select_feedback_threshold, kernels.feedback_threshold)
+
 
 @dataclass(frozen=True)
-class _WithValue(Exchange):
+class _ValueOption(Exchange):
     value: float = 1e-3
 
-    def __post_init__(self) -> None:
-        given = self.value
-        right = isinstance(given, int | float) and not isinstance(given, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not right or not math.isfinite(given) or given < 0:
-            raise ConfigError(f"{self.name}: value must be a finite number from 0 up, not {given!r}")
-
 
 @dataclass(frozen=True)
-class Threshold(Sparse, _WithValue):
+class Threshold(Sparse, _ValueOption):
     """Every rank sends the entries of error + gradient above a fixed magnitude, however many there are.
 
     u_i = g_i + e_i;  c_i = u_i where |u_i| > value;  e_i = u_i - c_i;  out = (1/W) sum_i c_i
@@ -35,26 +34,37 @@ class Threshold(Sparse, _WithValue):
         feedback, values, scope, reduce: as for all methods that select their own indices. `reduce="auto"`
             gathers, since nobody knows beforehand how much will be sent.
 
-    Reference: Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015.
-
     Differences from the paper: the values are sent as they are, not as plus or minus the threshold
     (`values` can quantise them).
     """
 
-    name: ClassVar[str] = "threshold"
+    name = "threshold"
+    formula = "index_bytes(n, k) + 4 * k"
+    formula_note = "k is the number of entries above the value"
+    reference = 'Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015'
+    ragged = True
+    proven_codes = ("qsgd",)
 
-    def selector(self, ch: Channel) -> Selector:
-        return Above(self.value * ch.context.scale)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.not_negative(self.name, "value", self.value)
+        if self.warmup:
+            raise ConfigError(f"{self.name}: warmup is for methods with a ratio; this one has none")
 
-    def density(self) -> float:
-        return 1.0
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        n, t = x.numel(), self.value * ch.context.scale
+        with SparseMemory(state.error, x, out) as u:  # u = g + e
+            c = u.take(ABOVE, t)  # c = u where |u| > t
+            mean = await self.average(c, n, n, ch)
+            if await ch.commit(mean.finite):
+                u.commit(mean.lost)  # e = u - c
+        mean.write(out)  # out = (1/W) sum c
 
     def splits(self, n: int, k: int, size: int) -> bool:
         return self.reduce == "split" and size > 1
 
-    @property
-    def varies(self) -> bool:
-        return True
+    def payload_bytes(self, layout: Layout, size: int) -> None:
+        """The data decide."""
 
     def exact(self) -> Exchange:
         return replace(self, value=0.0, values=None, reduce="gather")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
+import torch
+
+from thinwire import kernels
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.methods.families.selectors import Largest, Selector
-from thinwire.methods.families.sparse import Sparse, WithRatio
+from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
+from thinwire.methods.families.sparse import SparseByRatio
+
+TOP_K = Selector(kernels.topk, kernels.select_feedback_topk, kernels.feedback_topk)
 
 
 @dataclass(frozen=True)
-class TopK(Sparse, WithRatio):
-    """Every rank sends its k largest entries; what it does not send it adds to its next gradient.
+class TopK(SparseByRatio):
+    """Every rank sends its k largest entries and adds the others to its next gradient.
 
     u_i = g_i + e_i;  c_i = top_k(u_i);  e_i = u_i - c_i;  out = (1/W) sum_i c_i
 
@@ -28,21 +31,25 @@ class TopK(Sparse, WithRatio):
         >>> str(TopK(ratio=0.001, scope="model"))
         "topk(ratio=0.001, scope='model')"
 
-    Reference: Aji and Heafield, "Sparse communication for distributed gradient descent", 2017;
-    Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; the split reduction follows the idea of
-    Li and Hoefler, "Near-optimal sparse allreduce", 2022.
-
     Differences from the paper: the error is kept in units of the gradient, not of gradient times step
     size, so a change of the learning rate applies to it as well.
     """
 
-    name: ClassVar[str] = "topk"
+    name = "topk"
+    formula = "index_bytes(n, k) + 4 * k"
+    reference = (
+        'Aji and Heafield, "Sparse communication for distributed gradient descent", 2017; Stich, Cordonnier '
+        'and Jaggi, "Sparsified SGD with memory", 2018; the split reduction follows the idea of Li and '
+        'Hoefler, "Near-optimal sparse allreduce", 2022'
+    )
+    proven_codes = ("qsgd", "natural", "efsign", "onebit")
+    proven_codes_in_a_gather = ("terngrad",)
 
-    def selector(self, ch: Channel) -> Selector:
-        return Largest()
-
-    def density(self) -> float:
-        return self.ratio
-
-    def exact(self) -> Exchange:
-        return replace(self, ratio=1.0, values=None, reduce="gather")
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        n, k = x.numel(), self.count(x.numel(), ch.step)
+        with SparseMemory(state.error, x, out) as u:  # u = g + e
+            c = u.take(TOP_K, k)  # c = top_k(u)
+            mean = await self.average(c, n, k, ch)
+            if await ch.commit(mean.finite):
+                u.commit(mean.lost)  # e = u - c
+        mean.write(out)  # out = (1/W) sum c

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
 from thinwire.errors import ConfigError
+from thinwire.methods.dense import exact_mean
 from thinwire.methods.route import Route
 from thinwire.methods.topk import TopK
 
@@ -22,10 +22,10 @@ from thinwire.methods.topk import TopK
 class Warmup(Exchange):
     """The exact mean for the first steps, when gradients change fast, and a method from then on.
 
-    The step that counts is the session's: it is in the checkpoint, so a resumed run does not warm up again.
+    The steps are the session's: their number is in the checkpoint, so a resumed run does not warm up again.
 
     Args:
-        steps: so many dense steps first.
+        steps: how many dense steps come first.
         method: what follows.
 
     Example:
@@ -34,21 +34,22 @@ class Warmup(Exchange):
         Warmup(steps=500, method=powersgd(rank=2))
     """
 
-    name: ClassVar[str] = "warmup"
+    name = "warmup"
+    formula = ""
+    formula_note = "the bytes of its method, once the dense steps are over"
     steps: int = 100
     method: Exchange = TopK()
 
     def __post_init__(self) -> None:
-        checks.at_least(self.name, "steps", self.steps, 0)
+        checks.whole(self.name, "steps", self.steps, 0)
         checks.exchange(self.name, "method", self.method)
         if isinstance(self.method, Route | Warmup):
             raise ConfigError(
                 f"warmup: {self.method.name} cannot be inside it; use warmup in the route's methods"
             )
-
         if self.method.traits.optimizer == "no momentum":
             raise ConfigError(
-                f"warmup: {self.method.name} keeps the momentum itself, and dense steps would have none; "
+                f"warmup: {self.method.name} has the momentum itself, and dense steps would have none; "
                 "use its own warmup option if it has one, or momentum=0"
             )
 
@@ -60,6 +61,18 @@ class Warmup(Exchange):
     def kernel_families(self) -> tuple[str, ...]:
         return (*self.method.kernel_families, "finite")
 
+    @property
+    def rounding(self) -> float:
+        return self.method.rounding
+
+    @property
+    def reconcile_every(self) -> int | None:
+        return self.method.reconcile_every
+
+    @property
+    def warning(self) -> str | None:
+        return self.method.warning
+
     def init(self, layout: Layout) -> State:
         return self.method.init(layout)
 
@@ -69,12 +82,11 @@ class Warmup(Exchange):
     def residual(self, state: Any) -> torch.Tensor | None:
         return self.method.residual(state)
 
+    def stale_parameters(self, state: Any) -> torch.Tensor | None:
+        return self.method.stale_parameters(state)
+
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
-        if ch.step >= self.steps:
-            await self.method.run(x, out, state, ch)
-            return
-        await ch.mean(x, out)
-        await ch.commit(kernels.all_finite(out))
+        await (exact_mean(x, out, ch) if ch.step < self.steps else self.method.run(x, out, state, ch))
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         return self.method.payload_bytes(layout, size)

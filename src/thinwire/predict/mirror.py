@@ -1,8 +1,8 @@
-"""One rank that stands for all: every other one is taken to send what this one sends.
+"""One rank that stands for all: every other rank is assumed to send what this one sends.
 
-So a single program shows which operations a method asks for among a thousand ranks, and how long a rank
-works between them, without a thousand programs. Where the length of a payload depends on the data, it is
-the length for this rank's data.
+So a single program shows the operations of a method among a thousand ranks, and how long a rank works between
+them, without a thousand programs. If the length of a payload depends on the data, it is the length for this
+rank's data.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from thinwire.net.costs import Cost
 from thinwire.net.executor import cost_on_gloo
 from thinwire.net.rank_info import RankInfo
 
-# Up to so many bytes gathered blocks get memory of their own, as on a real network: reading a small block
+# Up to this many bytes gathered blocks get memory of their own, as on a real network: reading a small block
 # from the cache again and again would make decoding look cheaper than it is.
 OWN_MEMORY = 2**26
 
 
 @dataclass(frozen=True)
 class Round:
-    """One operation of the network, and the seconds this rank worked before it."""
+    """One network operation, and the seconds that this rank worked before it."""
 
     operation: str
     work: float
@@ -41,7 +41,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver runs in one go, a DDP bucket as a rule.
+    """What a driver runs in one piece, usually a DDP bucket.
 
     After the last round it works for `closing` seconds; if it `commits`, it then waits for the rest of the
     step and works for another `finish` seconds.
@@ -58,7 +58,7 @@ class Job:
 
 
 class ElsewhereError(Exception):
-    """A broadcast comes from another rank, whose block this one cannot know: be that rank instead."""
+    """A broadcast comes from another rank, whose block this one cannot know: play that rank instead."""
 
     def __init__(self, src: int) -> None:
         super().__init__(src)
@@ -115,7 +115,7 @@ class Mirror:
                 return op.finite
 
     def _from(self, op: frames.Broadcast) -> torch.Tensor:
-        """This rank's own block; in place of another one's, what this rank has broadcast before."""
+        """This rank's own block; for the block of another rank, what this rank has broadcast before."""
         if op.src == self.rank_info.rank:
             self._broadcast = op.block.clone()
         elif self._broadcast is None or self._broadcast.shape != op.block.shape:

@@ -22,8 +22,8 @@ class Agreement:
     chunks: int
 
     def __post_init__(self) -> None:
-        checks.at_least("asylpg", "shards", self.shards, 1)
-        checks.at_least("asylpg", "workers", self.chunks, 1)
+        checks.whole("asylpg", "shards", self.shards, 1)
+        checks.whole("asylpg", "workers", self.chunks, 1)
         if self.shards > self.parameters:
             raise ConfigError(f"asylpg: {self.shards} shards for {self.parameters} parameters are too many")
 

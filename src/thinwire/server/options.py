@@ -98,10 +98,10 @@ class AsyLPG:
             raise ConfigError(f"asylpg: bits_up must be from 2 to 16, or 32 (float32), not {self.bits_up!r}")
         checks.positive(name, "mu", self.mu)
         checks.positive(name, "lr", self.lr)
-        checks.at_least(name, "max_staleness", self.max_staleness, 0)
-        checks.at_least(name, "seed", self.seed, 0)
+        checks.whole(name, "max_staleness", self.max_staleness, 0)
+        checks.whole(name, "seed", self.seed, 0)
         for option in ("epochs", "epoch_length", "batch"):
-            checks.at_least(name, option, getattr(self, option), 1)
+            checks.whole(name, option, getattr(self, option), 1)
         if not 0 <= self.strength < math.inf or (self.strength > 0) != (self.prox != "none"):
             raise ConfigError(
                 f"asylpg: strength goes with prox='l1' or 'l2' and is a finite number above 0, "

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from thinwire import log
 from thinwire.errors import ConfigError, PayloadError, PeerError, ThinwireError
-from thinwire.kernels._random import mix64
 from thinwire.kernels.cpu import grid
+from thinwire.kernels.generator import mix64
 from thinwire.net.meter import Meter
 from thinwire.server import quantiser
 from thinwire.server.agreement import Agreement

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import PayloadError, ThinwireError
-from thinwire.kernels._random import mix64
+from thinwire.kernels.generator import mix64
 from thinwire.server import quantiser
 from thinwire.server.agreement import Agreement
 from thinwire.server.mail import WorkerMail, receive

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._jit import F32, kernel
-from thinwire.kernels.cpu._source import Source, view
+from thinwire.kernels.cpu._tensors import Source, view
 from thinwire.kernels.cpu.sign import means_by_sign
 
 

@@ -1,1 +1,1 @@
-"""What methods are built of: selectors, memories, index codes, and the two families made of them."""
+"""What methods share: error feedback, index codes, and the families of sparse, quantised and lazy methods."""

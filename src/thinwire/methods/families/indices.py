@@ -2,15 +2,20 @@
 
 The length depends on n and k only, so it is known on every rank. Elias-Fano splits an index in l =
 floor(log2(n/k)) low bits, packed as they are, and the rest, of which only the increments are written, in
-unary: k (2 + log2(n/k)) bits at the most. At 1 % that is 8.6 bits an index instead of 32.
+unary: k (2 + log2(n/k)) bits at the most. At 1 % that is 8.6 bits per index instead of 32.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from thinwire.errors import PayloadError
 from thinwire.kernels.indices import bitmap, elias_fano, from_bitmap, from_elias_fano
+from thinwire.kernels.scatter import ascending_in_range
+
+LONGEST_CHUNK = 2**16
 
 
 def _elias_fano_bytes(n: int, k: int) -> int:
@@ -66,3 +71,57 @@ def decode(code: torch.Tensor, n: int, k: int) -> torch.Tensor:
     if way == "bitmap":
         return from_bitmap(code, n, k)
     return from_elias_fano(code, n, k, low_bits(n, k))
+
+
+@dataclass(frozen=True)
+class ShortestCode:
+    """The code of any k indices below n, whose order and range `decode` checks."""
+
+    n: int
+    k: int
+
+    @property
+    def bytes(self) -> int:
+        return code_bytes(self.n, self.k)
+
+    def encode(self, indices: torch.Tensor) -> torch.Tensor:
+        return encode(indices, self.n)
+
+    def decode(self, code: torch.Tensor) -> torch.Tensor:
+        return _checked(decode(code, self.n, self.k), self.n)
+
+
+@dataclass(frozen=True)
+class ChunkCode:
+    """The code of one index in each chunk of so many entries: its offset, in one byte or in two."""
+
+    n: int
+    chunk: int
+
+    @property
+    def k(self) -> int:
+        return -(-self.n // self.chunk)
+
+    @property
+    def bytes(self) -> int:
+        return self.k * (1 if self.chunk <= 256 else 2)
+
+    def encode(self, indices: torch.Tensor) -> torch.Tensor:
+        offsets = indices % self.chunk
+        return offsets.to(torch.uint8) if self.chunk <= 256 else offsets.to(torch.int16).view(torch.uint8)
+
+    def decode(self, code: torch.Tensor) -> torch.Tensor:
+        if code.numel() != self.bytes:
+            raise PayloadError(f"a code of {code.numel()} bytes for {self.k} chunks, expected {self.bytes}")
+        offsets = code.int() if self.chunk <= 256 else code.clone().view(torch.int16).int() & 0xFFFF
+        if bool((offsets >= self.chunk).any()):
+            raise PayloadError(f"a payload names an entry outside of its chunk of {self.chunk}")
+        begins = torch.arange(0, self.n, self.chunk, dtype=torch.int32, device=code.device)
+        return _checked(begins + offsets, self.n)
+
+
+def _checked(indices: torch.Tensor, n: int) -> torch.Tensor:
+    """These indices, if they ascend within a tensor of n: others would read and write outside of it."""
+    if not ascending_in_range(indices, n):
+        raise PayloadError(f"the indices of a payload do not ascend within a tensor of {n}")
+    return indices

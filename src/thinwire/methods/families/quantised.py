@@ -1,4 +1,4 @@
-"""The family that codes every entry in a few bits: a codec, an optional memory, gather or two-shot."""
+"""The family that codes every entry in a few bits: a codec, and two ways to average what ranks have coded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from thinwire import kernels
 from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Traits
-from thinwire.methods.families.memories import DenseMemory, Residual
+from thinwire.methods.families.feedback import Residual
 
 Parts = Sequence[torch.Tensor]
+Reduce = Literal["auto", "gather", "twoshot"]
+# Below so many bytes per piece, headers and latency eat what two shots save.
+PIECE_BYTES = 256
 
 
-@dataclass(frozen=True)
+def reduce_option() -> Any:
+    """The last field of every method of this family."""
+    return field(default="auto", metadata={"main": False})
+
+
 class Quantised(Exchange):
     """out = (1/W) sum_i decode(encode(g_i)).
 
@@ -30,7 +38,11 @@ class Quantised(Exchange):
             W is, and a second rounding; "auto" takes two-shot from five ranks on, where it saves bytes.
     """
 
-    reduce: Literal["auto", "gather", "twoshot"] = field(default="auto", metadata={"main": False})
+    feedback: ClassVar[bool] = False
+    """Whether what the code loses is added to the next gradient."""
+    entries_per_byte: ClassVar[int | None] = None
+    """If the parts are packed codes, so many per byte, and scales of the whole."""
+    reduce: Reduce
 
     def __post_init__(self) -> None:
         checks.one_of(self.name, "reduce", self.reduce, ("auto", "gather", "twoshot"))
@@ -39,7 +51,7 @@ class Quantised(Exchange):
 
     @abstractmethod
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """Parts of lengths that depend on the number of entries only."""
+        """Parts of lengths that depend on the number of entries only: codes, then scales, as a rule."""
 
     @abstractmethod
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
@@ -49,30 +61,26 @@ class Quantised(Exchange):
     def code_bytes(self, n: int) -> int:
         """Bytes of the parts for n entries."""
 
-    @abstractmethod
     def finite(self, received: Sequence[Parts]) -> bool:
-        """Whether all ranks coded finite numbers; a rank with others makes its code say so."""
-
-    def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
-        """The code of v with so much behind it that it has the lengths of n entries' code."""
-        padded = torch.zeros(n, device=v.device)
-        padded[: v.numel()] = v
-        return self.encode(padded, seed)
-
-    @property
-    def unit(self) -> int:
-        """A stretch may begin at multiples of so many entries (whole bytes, whole buckets)."""
-        return 8
-
-    @property
-    def feedback(self) -> bool:
-        """Whether what the code loses is kept and added to the next gradient."""
-        return False
+        """Whether all ranks coded finite numbers; a rank with others makes its scales say so."""
+        return all(kernels.all_finite(parts[1]) for parts in received)
 
     def decode(self, received: Sequence[Parts], n: int) -> torch.Tensor:
         out = torch.empty(n, device=received[0][0].device)
         self.decode_mean(received, out)
         return out
+
+    def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
+        """The code of v with so much behind it that it has the lengths of n entries' code."""
+        if self.entries_per_byte is not None:
+            codes, scales = self.encode(v, seed)
+            return [padded(codes, -(-n // self.entries_per_byte)), scales]
+        return self.encode(padded(v, n), seed)
+
+    @property
+    def unit(self) -> int:
+        """A stretch may begin at multiples of so many entries (whole bytes, whole buckets)."""
+        return 8
 
     # -- the exchange ----------------------------------------------------------------------------------
 
@@ -83,55 +91,34 @@ class Quantised(Exchange):
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
 
-    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        with DenseMemory(state.error, x, out) as memory:
-            if self.two_shot(x.numel(), ch.size):
-                await self._two_shot(memory, out, ch)
-            else:
-                await self._gather(memory, out, ch)
+    async def average(self, v: torch.Tensor, ch: Channel) -> GatheredMean | TwoShotMean:
+        """The mean of what all ranks code for their v."""
+        if self.two_shot(v.numel(), ch.size):
+            return await self._two_shot(v, ch)
+        own = self.encode(v, ch.private_seed())
+        return GatheredMean(self, own, await ch.gather(own))
 
-    async def _gather(self, memory: DenseMemory, out: torch.Tensor, ch: Channel) -> None:
-        mine = self.encode(memory.total, ch.private_seed())
-        received = await ch.gather(mine)
-        error = memory.close(await ch.commit(self.finite(received)))
-        if error is not None:
-            self.decode_mean([mine], out)
-            error -= out
-        self.decode_mean(received, out)
-
-    async def _two_shot(self, memory: DenseMemory, out: torch.Tensor, ch: Channel) -> None:
-        n = out.numel()
-        cuts = self._cuts(n, ch.size)
-        stretches = [slice(a, b) for a, b in pairwise(cuts)]
+    async def _two_shot(self, v: torch.Tensor, ch: Channel) -> TwoShotMean:
+        stretches = self._stretches(v.numel(), ch.size)
         coded = [
-            self.encode(memory.total[stretch], ch.private_seed() + owner)
-            for owner, stretch in enumerate(stretches)
+            self.encode(v[stretch], ch.private_seed() + owner) for owner, stretch in enumerate(stretches)
         ]
         received = await ch.scatter(coded)
         own = stretches[ch.rank]
         # What is one's own need not be coded: the stretch holds also what the second code lost before.
-        reduced = memory.total[own].float() / ch.size
+        reduced = v[own].float() / ch.size
         others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
         reduced += self.decode(others, reduced.numel()) * ((ch.size - 1) / ch.size)
         # Every code is as long as the longest stretch's, so that lengths are known everywhere.
         longest = max(s.stop - s.start for s in stretches)
         again = self.encode_padded(reduced, longest, ch.private_seed() - 1)
-        everything = await ch.gather(again)
-        keep = await ch.commit(self.finite(everything))
-        error = memory.close(keep)
-        if error is not None:
-            lost = reduced - self.decode([again], longest)[: reduced.numel()]
-            for owner, stretch in enumerate(stretches):
-                error[stretch] -= self.decode([coded[owner]], stretch.stop - stretch.start)
-            error[own] = lost * ch.size
-        for owner, stretch in enumerate(stretches):
-            out[stretch] = self.decode([everything[owner]], longest)[: stretch.stop - stretch.start]
+        gathered = await ch.gather(again)
+        return TwoShotMean(self, stretches, coded, ch.rank, reduced, longest, gathered)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         if not self.two_shot(layout.numel, size):
             return self.code_bytes(layout.numel)
-        cuts = self._cuts(layout.numel, size)
-        widths = [b - a for a, b in pairwise(cuts)]
+        widths = [s.stop - s.start for s in self._stretches(layout.numel, size)]
         return sum(map(self.code_bytes, widths)) + self.code_bytes(max(widths))
 
     def two_shot(self, n: int, size: int) -> bool:
@@ -140,19 +127,71 @@ class Quantised(Exchange):
             return self.reduce == "twoshot" and size > 1
         return size >= 5 and self.code_bytes(n) > PIECE_BYTES * size
 
-    def _cuts(self, n: int, size: int) -> list[int]:
-        """Where the stretches begin and end: equal, and whole units."""
+    def _stretches(self, n: int, size: int) -> list[slice]:
+        """Equal, and whole units."""
         units = -(-n // self.unit)
         share = -(-units // size) * self.unit
-        return [min(n, rank * share) for rank in range(size + 1)]
+        return [slice(a, b) for a, b in pairwise(min(n, rank * share) for rank in range(size + 1))]
 
 
-def lengthened(code: torch.Tensor, size: int) -> torch.Tensor:
-    """These bytes with zeros behind them."""
-    longer = code.new_zeros(size)
-    longer[: code.numel()] = code
+@dataclass(frozen=True)
+class GatheredMean:
+    """The mean of all ranks' codes, not yet decoded."""
+
+    codec: Quantised
+    own: Parts
+    received: Sequence[Parts]
+
+    @property
+    def finite(self) -> bool:
+        return self.codec.finite(self.received)
+
+    def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
+        """error -= what this rank's code says."""
+        self.codec.decode_mean([self.own], scratch)
+        error -= scratch
+
+    def write(self, out: torch.Tensor) -> None:
+        self.codec.decode_mean(self.received, out)
+
+
+@dataclass(frozen=True)
+class TwoShotMean:
+    """The means of all stretches, each coded once more by its owner; not yet decoded."""
+
+    codec: Quantised
+    stretches: Sequence[slice]
+    coded: Sequence[Parts]
+    """What this rank sent to each owner."""
+    rank: int
+    reduced: torch.Tensor
+    """The mean of this rank's own stretch, before the second code."""
+    longest: int
+    gathered: Sequence[Parts]
+
+    @property
+    def finite(self) -> bool:
+        return self.codec.finite(self.gathered)
+
+    def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
+        """error -= what this rank's codes say; what the second code lost is its owner's error."""
+        del scratch
+        for owner, stretch in enumerate(self.stretches):
+            error[stretch] -= self.codec.decode([self.coded[owner]], stretch.stop - stretch.start)
+        lost = self.reduced - self._stretch(self.rank)
+        error[self.stretches[self.rank]] = lost * len(self.stretches)
+
+    def write(self, out: torch.Tensor) -> None:
+        for owner, stretch in enumerate(self.stretches):
+            out[stretch] = self._stretch(owner)
+
+    def _stretch(self, owner: int) -> torch.Tensor:
+        width = self.stretches[owner].stop - self.stretches[owner].start
+        return self.codec.decode([self.gathered[owner]], self.longest)[:width]
+
+
+def padded(x: torch.Tensor, size: int) -> torch.Tensor:
+    """x with zeros behind it."""
+    longer = x.new_zeros(size)
+    longer[: x.numel()] = x
     return longer
-
-
-# Below so many bytes a piece, headers and latency eat what two shots save.
-PIECE_BYTES = 256

@@ -1,11 +1,10 @@
-"""The family in which every rank selects coordinates of its own: selector, memory, codes and reduction."""
+"""The family in which every rank selects coordinates of its own: options, payload codes, two reductions."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 
@@ -17,23 +16,38 @@ from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.methods.families import indices as index_code
-from thinwire.methods.families.memories import Residual, SparseMemory
+from thinwire.methods.families.feedback import Entries, Residual
 from thinwire.methods.families.quantised import Quantised
-from thinwire.methods.families.selectors import Selector, kept
 from thinwire.net.frames import parts_bytes
 
 # A density ramp begins here, as in "Deep gradient compression".
 FIRST_RATIO = 0.25
+COUNT_BYTES = 4
+# What one more piece costs beside its entries: a header, a table of lengths, its own length.
+SPLIT_OVERHEAD_BYTES = 48
+# Two more rounds, as the bytes a 1 Gbit/s link carries in two round trips of 50 microseconds.
+ROUNDS_IN_BYTES = 2 * 6_250
 
 
-@dataclass(frozen=True)
-class WithRatio(Exchange):
-    """The option that most sparse methods have."""
+def count_of(ratio: float, numel: int) -> int:
+    """How many of `numel` entries a ratio selects: at least one, if there is one."""
+    return min(numel, max(1, int(ratio * numel)))
 
-    ratio: float = 0.01
 
-    def __post_init__(self) -> None:
-        checks.ratio(self.name, self.ratio)
+@dataclass
+class SparseMean:
+    """The mean of all ranks' entries, not yet written; and what was lost of this rank's, and where."""
+
+    entries: Sequence[Entries]
+    lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = ()
+
+    @property
+    def finite(self) -> bool:
+        return all(kernels.all_finite(theirs.values) for theirs in self.entries)
+
+    def write(self, out: torch.Tensor) -> None:
+        indices, values = [e.indices for e in self.entries], [e.values for e in self.entries]
+        kernels.scatter_mean(indices, values, out)
 
 
 @dataclass(frozen=True)
@@ -41,15 +55,21 @@ class Sparse(Exchange):
     """u = g + e;  c = select(u);  e = u - c;  out = (1/W) sum c.
 
     Options of all methods of this family:
-        feedback: keep what is not sent, and add it to the next gradient.
+        feedback: add what is not sent to the next gradient.
         values: a quantising method, such as qsgd(bits=4), that codes the values sent; what that loses
-            is kept as well.
+            is added to the next gradient as well.
         scope: select in each "tensor" by itself, in each "bucket", or in the whole "model".
         reduce: "gather" brings everybody's entries to everybody, which costs (W-1) payloads; "split" gives
             every rank a range of coordinates to add up and to select from again, so that the cost does
-            not grow with W; what is cut goes back into the residual. "auto" takes the one with less time.
+            not grow with W; what is cut goes back into the residual. "auto" takes the faster one.
         warmup: steps during which the density falls from 25 % to its value, exponentially.
     """
+
+    ragged: ClassVar[bool] = False
+    """Whether ranks may select different numbers of entries."""
+    # Composable is not convergent: these codes of values pass the convergence law with the method.
+    proven_codes: ClassVar[tuple[str, ...]] = ()
+    proven_codes_in_a_gather: ClassVar[tuple[str, ...]] = ()
 
     feedback: bool = True
     values: Quantised | None = None
@@ -58,11 +78,10 @@ class Sparse(Exchange):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
         checks.flag(self.name, "feedback", self.feedback)
-        checks.one_of(self.name, "scope", self.scope, ("tensor", "bucket", "model"))
+        checks.scope(self.name, self.scope)
         checks.one_of(self.name, "reduce", self.reduce, ("auto", "gather", "split"))
-        checks.at_least(self.name, "warmup", self.warmup, 0)
+        checks.whole(self.name, "warmup", self.warmup, 0)
         codec = cast(object, self.values)
         if codec is not None and not isinstance(codec, Quantised):
             raise ConfigError(
@@ -70,153 +89,96 @@ class Sparse(Exchange):
                 f"{self.values!r}; in a method string write {self.name}(values=qsgd(bits=4))"
             )
 
-    @abstractmethod
-    def selector(self, ch: Channel) -> Selector: ...
-
-    @abstractmethod
-    def density(self) -> float:
-        """About which part of the entries is sent."""
-
-    @property
-    def varies(self) -> bool:
-        """Whether ranks may select different numbers of entries."""
-        return False
-
     @property
     def traits(self) -> Traits:
-        fixed = self.reduce == "gather" and not self.varies
+        fixed = self.reduce == "gather" and not self.ragged
         payload = "fixed" if fixed else "data-dependent"
         return Traits(conserves=self.feedback, payload=payload, scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        codec = self.values
         own = ("finite", "selection", "feedback", "scatter", "indices")
-        return own + (() if codec is None else codec.kernel_families)
+        return own + (() if self.values is None else self.values.kernel_families)
 
     @property
     def warning(self) -> str | None:
-        codec = self.values
-        if codec is None or codec.name in PROVEN_CODECS.get((self.name, self.reduce == "gather"), ()):
+        proven = self.proven_codes + (self.proven_codes_in_a_gather if self.reduce == "gather" else ())
+        if self.values is None or self.values.name in proven:
             return None
-        return f"{self}: values coded by {codec.name} have not passed the convergence law with {self.name}"
+        code = self.values.name
+        return f"{self}: values coded by {code} have not passed the convergence law with {self.name}"
 
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
 
-    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        with SparseMemory(state.error, x, out) as memory:
-            await self.send(memory, out, state, ch)
+    # -- the two reductions ----------------------------------------------------------------------------
 
-    async def send(self, memory: SparseMemory, out: torch.Tensor, state: Residual, ch: Channel) -> None:
-        """Take entries out of the memory, exchange them, settle."""
-        n = out.numel()
-        k = self.count(n, ch.step)
-        indices, values = memory.take(self.selector(ch), k)
+    async def average(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
+        """The mean of all ranks' c: about k entries of n."""
         if self.splits(n, k, ch.size):
-            await self._split(indices, values, memory, state, out, k, ch)
-        else:
-            await self._gather(indices, values, memory, out, ch)
+            return await self._split(c, n, k, ch)
+        parts, lost = self._encode(c, n, ch.private_seed())
+        received = await ch.gather(parts, ragged=self.ragged)
+        entries = [self._decode(theirs, n) for theirs in received]
+        return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)])
 
-    async def _gather(
-        self,
-        indices: torch.Tensor,
-        values: torch.Tensor,
-        memory: SparseMemory,
-        out: torch.Tensor,
-        ch: Channel,
-    ) -> None:
-        n = out.numel()
-        mine, unsent = self._encode(indices, values, n, ch.private_seed())
-        received = await ch.gather(mine, ragged=self.varies)
-        decoded = [self._decode(parts, n) for parts in received]
-        keep = await ch.commit(_finite([theirs for _, theirs in decoded]))
-        memory.close(keep, unsent)
-        kernels.scatter_mean([where for where, _ in decoded], [what for _, what in decoded], out)
-
-    async def _split(
-        self,
-        indices: torch.Tensor,
-        values: torch.Tensor,
-        memory: SparseMemory,
-        state: Residual,
-        out: torch.Tensor,
-        k: int,
-        ch: Channel,
-    ) -> None:
-        """Every rank owns a range of coordinates: it adds up what all have there and keeps the largest."""
-        n = out.numel()
+    async def _split(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
+        """Every rank owns a range of coordinates: it adds up what all have there and selects the largest."""
         share, quota = -(-n // ch.size), -(-k // ch.size)
-        begins = torch.arange(0, share * ch.size + 1, share, device=indices.device)
-        ends = cast("list[int]", torch.searchsorted(indices, begins).tolist())
+        begins = torch.arange(0, share * ch.size + 1, share, device=c.indices.device)
+        ends = cast("list[int]", torch.searchsorted(c.indices, begins).tolist())
         pieces: list[list[torch.Tensor]] = []
-        unsent: list[torch.Tensor] = []
+        lost: list[tuple[torch.Tensor | slice, torch.Tensor]] = []
         for owner in range(ch.size):
             mine = slice(ends[owner], ends[owner + 1])
-            parts, lost = self._encode(
-                indices[mine] - owner * share, values[mine], share, ch.private_seed() + owner
-            )
+            piece = Entries(c.indices[mine] - owner * share, c.values[mine])
+            parts, missing = self._encode(piece, share, ch.private_seed() + owner)
             pieces.append(parts)
-            unsent.append(torch.zeros_like(values[mine]) if lost is None else lost)
+            if missing is not None:
+                lost.append((c.indices[mine].long(), missing))
         received = [self._decode(parts, share) for parts in await ch.scatter(pieces, ragged=True)]
-        reduced = torch.empty(share, device=out.device)
-        kernels.scatter_mean([where for where, _ in received], [what for _, what in received], reduced)
+        reduced = torch.empty(share, device=c.values.device)
+        SparseMean(received).write(reduced)
         # A non-finite sum ranks first, so that everybody hears of it.
-        where, what = kernels.topk(reduced, min(quota, share))
-        parts, lost = self._encode(where, what, share, ch.private_seed() - 1)
+        largest = Entries(*kernels.topk(reduced, min(quota, share)))
+        parts, missing = self._encode(largest, share, ch.private_seed() - 1)
         gathered = [self._decode(parts, share) for parts in await ch.gather(parts)]
-        keep = await ch.commit(_finite([theirs for _, theirs in gathered]))
-        memory.close(keep, torch.cat(unsent))
-        if keep and self.feedback:
-            reduced[where.long()] = 0 if lost is None else lost
-            begin = ch.rank * share
-            own = state.error[begin : begin + share]
-            own += reduced[: own.numel()] * ch.size
-        kernels.scatter_mean(*_joined(gathered, share, n), out)
-
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        n = layout.numel
-        k = self.count(n, self.warmup)
-        if self.varies or self.splits(n, k, size):
-            return None
-        return index_code.code_bytes(n, k) + self._value_bytes(k)
-
-    def count(self, n: int, step: int) -> int:
-        """How many entries are sent at this step."""
-        ratio = self.density()
-        if step < self.warmup:
-            done = (step + 1) / (self.warmup + 1)
-            ratio = max(ratio, FIRST_RATIO ** (1 - done) * ratio**done)
-        return kept(ratio, n)
+        reduced[largest.indices.long()] = 0 if missing is None else missing
+        own = slice(min(n, ch.rank * share), min(n, (ch.rank + 1) * share))
+        lost.append((own, reduced[: own.stop - own.start] * ch.size))
+        return SparseMean([_joined(gathered, share, n)], lost)
 
     def splits(self, n: int, k: int, size: int) -> bool:
         """A pure function of what all ranks know: two rounds more, against (W-1) payloads."""
         if self.reduce != "auto" or size == 1:
             return self.reduce == "split" and size > 1
-        payload = index_code.code_bytes(n, k) + self._value_bytes(k)
+        payload = self.entry_bytes(n, k)
         gather = (size - 1) * payload
         split = 2 * payload * (size - 1) / size + (size - 1) * SPLIT_OVERHEAD_BYTES
         return split + ROUNDS_IN_BYTES < gather
 
     # -- codes -----------------------------------------------------------------------------------------
 
-    def _encode(
-        self, indices: torch.Tensor, values: torch.Tensor, n: int, seed: int
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Parts for the wire, and what the value codec lost, if there is one."""
+    def entry_bytes(self, n: int, k: int) -> int:
+        """Bytes of k entries of n."""
         codec = self.values
-        coded = index_code.encode(indices, n)
-        if codec is None:
-            return [coded, values], None
-        count = torch.tensor([indices.numel()], dtype=torch.int32, device=indices.device)
-        parts = codec.encode(values, seed)
-        return [coded, count, *parts], values - codec.decode([parts], values.numel())
+        return index_code.code_bytes(n, k) + (4 * k if codec is None else COUNT_BYTES + codec.code_bytes(k))
 
-    def _decode(self, parts: Sequence[torch.Tensor], n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encode(self, c: Entries, n: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Parts for the wire, and what the code of the values lost, if there is one."""
+        codec = self.values
+        coded = index_code.encode(c.indices, n)
+        if codec is None:
+            return [coded, c.values], None
+        count = torch.tensor([c.indices.numel()], dtype=torch.int32, device=c.indices.device)
+        parts = codec.encode(c.values, seed)
+        return [coded, count, *parts], c.values - codec.decode([parts], c.values.numel())
+
+    def _decode(self, parts: Sequence[torch.Tensor], n: int) -> Entries:
         codec = self.values
         if codec is None:
             coded, values = parts
-            return index_code.decode(coded, n, values.numel()), values
+            return Entries(index_code.decode(coded, n, values.numel()), values)
         coded, count, *rest = parts
         if count.numel() != 1:
             raise PayloadError(f"{count.numel()} counts came with coded values, expected one")
@@ -224,45 +186,47 @@ class Sparse(Exchange):
         indices = index_code.decode(coded, n, k)
         if codec.code_bytes(k) != parts_bytes(rest):
             raise PayloadError(f"the coded values do not have the length of {k} entries")
-        return indices, codec.decode([rest], k)
-
-    def _value_bytes(self, k: int) -> int:
-        codec = self.values
-        return 4 * k if codec is None else COUNT_BYTES + codec.code_bytes(k)
+        return Entries(indices, codec.decode([rest], k))
 
 
-# Composable is not convergent. These pairs pass the law (tests/laws); the flag says whether only in a gather.
-PROVEN_CODECS: dict[tuple[str, bool], tuple[str, ...]] = {
-    ("topk", False): ("qsgd", "natural", "efsign", "onebit"),
-    ("topk", True): ("qsgd", "natural", "efsign", "onebit", "terngrad"),
-    ("gaussiank", False): ("qsgd", "onebit"),
-    ("gaussiank", True): ("qsgd", "onebit"),
-    ("threshold", False): ("qsgd",),
-    ("threshold", True): ("qsgd",),
-    ("dgc", False): ("qsgd",),
-    ("dgc", True): ("qsgd",),
-}
-COUNT_BYTES = 4
-# What one more piece costs beside its entries: a header, a table of lengths, its own length.
-SPLIT_OVERHEAD_BYTES = 48
-# Two more rounds, as the bytes a 1 Gbit/s link carries in two round trips of 50 microseconds.
-ROUNDS_IN_BYTES = 2 * 6_250
+@dataclass(frozen=True)
+class _RatioOption(Exchange):
+    ratio: float = 0.01
 
 
-def _finite(values: Sequence[torch.Tensor]) -> bool:
-    return all(kernels.all_finite(theirs) for theirs in values)
+@dataclass(frozen=True)
+class SparseByRatio(Sparse, _RatioOption):
+    """The members of the family that send k = max(1, ratio * n) entries, or about so many."""
+
+    def __post_init__(self) -> None:
+        checks.ratio(self.name, self.ratio)
+        super().__post_init__()
+
+    def count(self, n: int, step: int) -> int:
+        """k at this step: the warm-up begins with more."""
+        ratio = self.ratio
+        if step < self.warmup:
+            done = (step + 1) / (self.warmup + 1)
+            ratio = max(ratio, FIRST_RATIO ** (1 - done) * ratio**done)
+        return count_of(ratio, n)
+
+    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+        n = layout.numel
+        k = self.count(n, self.warmup)
+        return None if self.ragged or self.splits(n, k, size) else self.entry_bytes(n, k)
+
+    def exact(self) -> Exchange | None:
+        return replace(self, ratio=1.0, values=None, reduce="gather")
 
 
-def _joined(
-    pieces: Sequence[tuple[torch.Tensor, torch.Tensor]], share: int, n: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _joined(pieces: Sequence[Entries], share: int, n: int) -> Entries:
     """The owners' entries as one list; the last ranges reach beyond n, where only zeros may be."""
-    where = torch.cat([indices + owner * share for owner, (indices, _) in enumerate(pieces)])
-    what = torch.cat([values for _, values in pieces])
+    where = torch.cat([piece.indices + owner * share for owner, piece in enumerate(pieces)])
+    what = torch.cat([piece.values for piece in pieces])
     inside = where < n
     if bool(inside.all()):
-        return [where], [what]
+        return Entries(where, what)
     beyond: Any = what[~inside]
     if bool((beyond != 0).any()):
         raise PayloadError(f"a rank sent entries beyond a tensor of {n}")
-    return [where[inside].contiguous()], [what[inside].contiguous()]
+    return Entries(where[inside].contiguous(), what[inside].contiguous())

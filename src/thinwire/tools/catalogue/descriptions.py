@@ -11,7 +11,6 @@ from typing import Any, Literal
 from thinwire.core.config import Configured, text_of
 from thinwire.core.exchange import Exchange
 from thinwire.methods.registry import list_methods, list_schedules, to_json
-from thinwire.tools.catalogue.formulas import formula
 
 GUARANTEES: dict[tuple[str, object], str] = {
     ("consensus", True): "same result on all ranks",
@@ -84,8 +83,8 @@ def describe(cls: type[Configured]) -> Description:
         options=json.loads(to_json(instance))["options"],
         defaults=", ".join(f"{key}={text_of(value)}" for key, value in instance.options().items()),
         traits=asdict(instance.traits) if exchange else {"consensus": True},
-        bytes=formula(cls.name),
-        reference=" ".join(section(text, "Reference").split()),
+        bytes=", ".join(filter(None, (cls.formula, cls.formula_note))),
+        reference=cls.reference,
         text=text,
         family=_family(cls),
     )

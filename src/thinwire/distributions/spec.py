@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from thinwire.core import checks
 from thinwire.distributions.hadamard_response import check_epsilon
-from thinwire.distributions.protocol import Norm, check_domain
+from thinwire.distributions.protocol import LARGEST_DOMAIN, Norm
 from thinwire.errors import ConfigError
 
 Structure = Literal["none", "monotone", "histogram"]
 Network = Literal["referee", "ring"]
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 @dataclass(frozen=True)
-class Question:
+class LearningSpec:
     """See `learn` for the fields."""
 
     domain: int
@@ -33,16 +29,16 @@ class Question:
     network: Network
 
     def __post_init__(self) -> None:
-        check_domain(self.domain)
+        checks.whole("learn", "domain", self.domain, 2, LARGEST_DOMAIN)
         for name, allowed in (("structure", Structure), ("norm", Norm), ("network", Network)):
-            if getattr(self, name) not in get_args(allowed):
-                raise ConfigError(f"{name} is one of {get_args(allowed)}, not {getattr(self, name)!r}")
-        if not _number(self.bits) or not 0 < self.bits <= 64:
-            raise ConfigError(f"bits (for each sample) must be a number in (0, 64], not {self.bits!r}")
+            checks.one_of("learn", name, getattr(self, name), get_args(allowed))
+        checks.positive("learn", "bits", self.bits)
+        if self.bits > 64:
+            raise ConfigError(f"learn: bits (for each sample) must be 64 or fewer, not {self.bits!r}")
         if self.structure == "histogram" and (self.pieces is None or not 1 <= self.pieces <= self.domain):
-            raise ConfigError(f"a histogram needs pieces in 1..{self.domain}, not {self.pieces!r}")
+            raise ConfigError(f"learn: a histogram needs pieces in 1..{self.domain}, not {self.pieces!r}")
         if self.structure != "histogram" and self.pieces is not None:
-            raise ConfigError("pieces belong to structure='histogram'")
+            raise ConfigError("learn: pieces belong to structure='histogram'")
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
 

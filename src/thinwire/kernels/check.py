@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.kernels.errors import PayloadError
+from thinwire.errors import PayloadError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 BIT_WIDTHS = (1, 2, 4, 8)
@@ -30,6 +30,16 @@ def same_size(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} has {x.numel()} entries but {other_name} has {other.numel()}")
     if x.device != other.device:
         raise ValueError(f"{name} is on {x.device} but {other_name} is on {other.device}")
+
+
+def residual_and_grad(residual: Tensor, grad: Tensor, undo: Tensor | None = None) -> None:
+    """What error feedback works on: the residual (and where to keep the old one) float32, all of one size."""
+    flat_float32("residual", residual)
+    flat_float("grad", grad)
+    same_size("residual", residual, "grad", grad)
+    if undo is not None:
+        flat_float32("undo", undo)
+        same_size("residual", residual, "undo", undo)
 
 
 def output(out: Tensor, numel: int) -> None:

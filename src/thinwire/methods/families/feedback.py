@@ -1,0 +1,127 @@
+"""Error feedback: what a step does not send is added to the next gradient.
+
+A memory is u = g + e during one run. `commit` makes what was not sent the new error; a memory that is left
+without it, by an exception or because the step is aborted, restores the old error to the last bit.
+
+Where `out` can hold it, the old error stays there during the run, so nothing as large as the gradient is
+allocated. Hence `out` may be written only after the memory has been left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from thinwire import kernels
+from thinwire.core.exchange import State, residual
+from thinwire.core.layout import Layout
+
+
+@dataclass
+class Residual(State):
+    """The state of every method with plain error feedback; empty when feedback is off."""
+
+    error: torch.Tensor = residual()
+
+    @staticmethod
+    def for_layout(layout: Layout, wanted: bool = True) -> Residual:
+        return Residual(torch.zeros(layout.numel if wanted else 0, device=layout.device))
+
+
+class Entries(NamedTuple):
+    """Some entries of a tensor: ascending int32 indices and float32 values."""
+
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
+class Selector(NamedTuple):
+    """A rule that selects entries by their size, as kernels; `limit` is a count or a threshold.
+
+    Entries that are not finite are always selected.
+    """
+
+    of: Callable[[torch.Tensor, Any], tuple[torch.Tensor, torch.Tensor]]
+    """(x, limit): out of x."""
+    of_sum: Callable[[torch.Tensor, torch.Tensor, Any], tuple[torch.Tensor, torch.Tensor]]
+    """(error, x, limit): out of error + x; writes nothing."""
+    take: Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """(error, x, limit, undo): error += x, and out of that, zeroed there; `undo` gets the old error."""
+
+
+class _Memory:
+    def __init__(self, error: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._error = error
+        self._x = x
+        self._out = out
+        self._off = not error.numel()
+        self._fits = not self._off and x.dtype == out.dtype == error.dtype
+        self._old_error_in_out = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._old_error_in_out:
+            self._error.copy_(self._out)
+
+
+class SparseMemory(_Memory):
+    """u = g + e, for methods that send some of its entries."""
+
+    def take(self, selector: Selector, limit: float) -> Entries:
+        """c: the selected entries of u."""
+        if self._off:
+            return Entries(*selector.of(self._x, limit))
+        if self._fits:
+            taken = Entries(*selector.take(self._error, self._x, limit, self._out))
+            self._old_error_in_out = True
+        else:
+            taken = Entries(*selector.of_sum(self._error, self._x, limit))
+        self._indices = taken.indices
+        return taken
+
+    def take_at(self, indices: torch.Tensor) -> Entries:
+        """c: u at these indices, which must not depend on u."""
+        where = indices.long()
+        values = self._x[where].float()
+        if not self._off:
+            values = self._error[where] + values
+        self._indices = indices
+        return Entries(indices, poisoned(values, self._x))
+
+    def commit(self, lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = ()) -> None:
+        """e = u - c; what was lost of c on its way, and where, goes back into e."""
+        if self._off:
+            return
+        if not self._old_error_in_out:
+            kernels.commit_feedback(self._error, self._x, self._indices)
+        self._old_error_in_out = False
+        for where, amount in lost:
+            self._error[where] += amount
+
+
+class DenseMemory(_Memory):
+    """u = g + e as one tensor, for methods that send something of every entry."""
+
+    def __init__(self, error: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        super().__init__(error, x, out)
+        if self._fits:
+            kernels.feedback_block(error, x, 0, 0, out)
+            self._old_error_in_out = True
+        self.u = x if self._off else error if self._fits else error + x
+
+    def commit(self) -> torch.Tensor:
+        """e = u. Subtract what was sent from the error that is returned (empty if feedback is off)."""
+        if not self._off and not self._fits:
+            self._error.copy_(self.u)
+        self._old_error_in_out = False
+        return self._error
+
+
+def poisoned(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """NaN in place of values if any entry of x is not finite: it may not be among those that are sent."""
+    return values if kernels.all_finite(x) else values.fill_(torch.nan)
