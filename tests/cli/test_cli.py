@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import thinwire
 from benchmarks.cli import bench
 from reproductions.cli import app as reproductions
 from reproductions.method_pages import write_pages
+from thinwire.__main__ import NEEDED
 from thinwire.tools.cli import app
 
 
@@ -90,6 +93,12 @@ def test_without_scikit_learn_compare_says_what_to_install(monkeypatch: pytest.M
     result = call("compare", "--steps", "1")
     assert result.exit_code == 2
     assert "pip install 'thinwire[demo]'" in result.output
+
+
+def test_the_extra_is_what_the_command_looks_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["cli"]
+    assert sorted(re.split("[<>=~]", each)[0] for each in extra) == sorted(NEEDED)
 
 
 @pytest.mark.parametrize("missing", ["typer", "plotly"])

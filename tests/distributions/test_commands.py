@@ -26,7 +26,7 @@ def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path):
         assert step["laplace"] > 0
     assert found["histogram_bytes"] < 5000
     html = page.read_text()
-    assert "Plotly.newPlot" in html
+    assert "Plotly.react(" in html
     assert "<script src=" not in html
     assert "Laplace" in html
 
@@ -42,7 +42,7 @@ def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path):
         (["--method", "tpk"], "did you mean"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path):
+def test_usage_errors_are_one_line(arguments: list[str], message: str, tmp_path: Path):
     result = CliRunner().invoke(app, ["gradients", "--out", str(tmp_path / "g.html"), *arguments])
     assert result.exit_code == 2
     assert message in result.output
