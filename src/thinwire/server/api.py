@@ -161,12 +161,12 @@ def asylpg(
         def loss(model, batch):
             return cross_entropy(model(batch[0]), batch[1])
 
-        thinwire.asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
+        thinwire.server.asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ThinwireError(
             "torch.distributed is not initialised: call torch.distributed.init_process_group first "
-            "(torchrun sets the environment it needs), or use thinwire.serve and thinwire.work with a store"
+            "(torchrun sets the environment it needs), or use serve and work of thinwire.server with a store"
         )
     try:
         asked = AsyLPG(**options)
