@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import inspect
@@ -15,6 +16,7 @@ import torch
 import thinwire
 from tests.laws import test_laws
 from tests.laws.cohort import SIZES, Cohort
+from thinwire.core import Channel, Exchange, Traits, checks
 
 PAGE = Path(__file__).parents[2] / "docs/writing-a-method.md"
 METHODS = ("byturns(parts=4)", "byturns(parts=1)")
@@ -81,7 +83,14 @@ def test_every_coordinate_comes_once_in_a_round() -> None:
     assert [float(out.max()) for out in outputs] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_the_page_names_everything_a_class_must_have() -> None:
+def test_the_page_names_everything_a_method_may_have_and_use() -> None:
     text = PAGE.read_text()
-    for part in ("name", "traits", "init", "run", "payload_bytes", "exact", "__post_init__"):
-        assert f"`{part}`" in text
+    hooks = [name for name in vars(Exchange) if not name.startswith("_")]
+    inherited = ["name", "formula", "formula_note", "reference", "__post_init__"]
+    helpers = [name for name, value in vars(checks).items() if inspect.isfunction(value) and name[0] != "_"]
+    asked = [name for name in vars(Channel) if not name.startswith("_") and name != "commit"]
+    fields = [*(field.name for field in dataclasses.fields(Traits)), "residual()", "momentum()"]
+    for part in (*hooks, *inherited, *helpers, *fields, "replicated()", "own()"):
+        assert f"`{part}`" in text, part
+    for call in asked:
+        assert call in text, call

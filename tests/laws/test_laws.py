@@ -86,7 +86,9 @@ def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
     cohort, most = Cohort(method, size), 0
     promised = cohort.sessions[0].payload_bytes()
     for session in cohort.sessions:  # warm-ups are over: what is promised is what comes after them
-        session.step = max(getattr(parse(method), name, 0) for name in ("warmup", "steps", "start_after"))
+        session.engine.step = max(
+            getattr(parse(method), name, 0) for name in ("warmup", "steps", "start_after")
+        )
     for step in range(3):
         before = [meter.payload_bytes for meter in cohort.driver.meters]
         cohort.average(cohort.inputs(step))
@@ -105,15 +107,21 @@ def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
 @everywhere
 def test_purity(method: str) -> None:
     """Inputs and the global generator are untouched; the same seed gives the same bits, another does not."""
-    first, again = Cohort(method, 3, seed=5), Cohort(method, 3, seed=5)
-    generator = torch.get_rng_state()
+    first, again, other = (Cohort(method, 3, seed=seed) for seed in (5, 5, 6))
+    generator, differs = torch.get_rng_state(), False
     for step in range(3):
         inputs = first.inputs(step)
         copies = [{name: t.clone() for name, t in one.items()} for one in inputs]
         outputs = first.average(inputs)
         assert same_state(inputs, copies)
         assert same_state(outputs, again.average(copies))
+        differs |= not same_state(outputs, other.average(copies))
     assert torch.equal(generator, torch.get_rng_state())
+    traits = parse(method).traits
+    if traits.single_mean:
+        assert not differs, "a mean has nothing to draw"
+    elif traits.unbiased:
+        assert differs, "unbiased compression draws at random, so another seed must show"
 
 
 @everywhere

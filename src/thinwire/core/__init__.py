@@ -1,5 +1,6 @@
 """What an author of a method needs: the Exchange and what it works with."""
 
+from thinwire.core import checks
 from thinwire.core.channel import Channel, StepContext
 from thinwire.core.exchange import Exchange, State, momentum, own, replicated, residual
 from thinwire.core.layout import Layout, Slot
@@ -13,6 +14,7 @@ __all__ = [
     "State",
     "StepContext",
     "Traits",
+    "checks",
     "momentum",
     "own",
     "replicated",
