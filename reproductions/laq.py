@@ -146,7 +146,7 @@ def _uploads(cohort: Cohort, steps: int) -> tuple[int, int]:
     if isinstance(exchange, Lazy):
         known = [session.engine.states.entries() for session in cohort.sessions]
         counts = [fields["counts"] for own in known for fields in own.values() if "counts" in fields]
-        uploads = sum(Counts.from_tensor(each).uploads for each in counts)
+        uploads = sum(Counts.of(each).uploads for each in counts)
         return uploads, Coder(exchange.upload_bits, tuple(numbers)).payload_bytes(total)
     plain = torch.ones(total)
     code = exchange.encode(plain, seed=0) if isinstance(exchange, QSGD) else [plain]

@@ -43,29 +43,32 @@ def use_reference() -> Generator[None]:
 
 def dispatch(reference: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     """Call the compiled kernel of the same family and name where there is one, else `reference` itself."""
-    if _Choice.reference:
+    backend = None if _Choice.reference else _backend(arguments)
+    if backend is None:
         return reference(*arguments)
-    devices: set[str] = set()
-    _find_devices(arguments, devices)
-    device = devices.pop() if len(devices) == 1 else _UNREADABLE
-    if device not in BACKENDS:
-        return reference(*arguments)
-    kernel = _compiled.get((device, reference))
+    kernel = _compiled.get((backend, reference))
     if kernel is None:
         family = reference.__module__.rpartition(".")[2]
-        kernel = getattr(import_module(f"{BACKENDS[device]}.{family}"), reference.__name__)
-        _compiled[device, reference] = kernel
+        kernel = getattr(import_module(f"{backend}.{family}"), reference.__name__)
+        _compiled[backend, reference] = kernel
     return kernel(*arguments)
 
 
-_UNREADABLE = "unreadable"
+def _backend(arguments: Iterable[object]) -> str | None:
+    """The backend of the one device that has all tensors; None if there is none that can read them."""
+    devices: set[torch.device | None] = set()
+    _add_devices(arguments, devices)
+    device = devices.pop() if len(devices) == 1 else None
+    return None if device is None else BACKENDS.get(device.type)
 
 
-def _find_devices(arguments: Iterable[object], found: set[str]) -> None:
-    """The types of device of all tensors, also of those in lists, if compiled kernels can read them."""
+def _add_devices(arguments: Iterable[object], devices: set[torch.device | None]) -> None:
+    """The devices of all tensors, also of those in lists; None for what compiled kernels cannot read."""
     for argument in arguments:
+        if isinstance(argument, _SCALARS):
+            continue
         if isinstance(argument, Tensor):
             readable = argument.dtype in _DTYPES and argument.is_contiguous()
-            found.add(argument.device.type if readable else _UNREADABLE)
-        elif not isinstance(argument, _SCALARS):
-            _find_devices(cast("Iterable[object]", argument), found)
+            devices.add(argument.device if readable else None)
+        else:
+            _add_devices(cast("Iterable[object]", argument), devices)

@@ -173,8 +173,8 @@ def run(residual: Tensor, grad: Tensor, undo: Tensor | None, work: Step[T]) -> l
     swap = swapped(grad, undo)
 
     def views(lo: int, hi: int, wide: Tensor) -> T:
-        kept = None if undo is None or swap else view(undo[lo:hi])
-        return work(view(residual[lo:hi]), view(wide), kept, swap, lo)
+        kept = None if undo is None or swap else view(undo)[lo:hi]
+        return work(view(residual)[lo:hi], view(wide), kept, swap, lo)
 
     n = residual.numel()
     if direct(grad):

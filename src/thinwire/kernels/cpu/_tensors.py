@@ -1,8 +1,7 @@
 """Tensors in and out of kernels, which work on float32: others are widened without a full-size copy."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +19,7 @@ WIDEN = 4 * _pool.GRAIN
 Work = Callable[[F32, F32 | None, int], T]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """What a kernel reads: the values a, or a + b (a residual plus a gradient) rounded to float32."""
 
     a: Tensor
@@ -41,7 +39,7 @@ class Source:
 
     def views(self, lo: int, hi: int) -> tuple[F32, F32 | None]:
         """The range as arrays whose sum is meant; only if `direct`."""
-        return view(self.a[lo:hi]), None if self.b is None else view(self.b[lo:hi])
+        return view(self.a)[lo:hi], None if self.b is None else view(self.b)[lo:hi]
 
     def widened(self, block: int = WIDEN) -> Iterator[tuple[F32, int]]:
         """Float32 blocks in order; each is overwritten by the next."""
@@ -116,7 +114,7 @@ def through_float32(out: Tensor, work: Callable[[F32, int], None]) -> None:
     """work(float32 part, first position) for parts of `out`, which begin at multiples of the pool's grain."""
     n = out.numel()
     if out.dtype == torch.float32:
-        _pool.run_cuts(lambda lo, hi: work(view(out[lo:hi]), lo), _pool.cuts(n))
+        _pool.run_cuts(lambda lo, hi: work(view(out)[lo:hi], lo), _pool.cuts(n))
         return
     scratch = scratch_tensor("narrowed", min(n, WIDEN))
     for lo in range(0, n, WIDEN):

@@ -114,8 +114,8 @@ def _add_clearing(residual: Tensor, grad: Tensor, clear: Tensor) -> None:
     itself = _accumulate.swapped(grad, clear)
 
     def work(lo: int, hi: int) -> None:
-        other = None if itself else view(clear[lo:hi])
-        _accumulate.accumulate_clearing(view(residual[lo:hi]), view(grad[lo:hi]), other)
+        other = None if itself else view(clear)[lo:hi]
+        _accumulate.accumulate_clearing(view(residual)[lo:hi], view(grad)[lo:hi], other)
 
     _pool.run_cuts(work, _pool.cuts(residual.numel()))
 

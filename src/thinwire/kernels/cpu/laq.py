@@ -169,7 +169,7 @@ def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:
 
     def work(lo: int, hi: int) -> None:
         mine = codes[lo * bits // 8 : (hi * bits + 7) // 8]
-        apply_difference(view(last[lo:hi]), mine, r, step, bits)
+        apply_difference(view(last)[lo:hi], mine, r, step, bits)
 
     _pool.run_cuts(work, _pool.cuts(last.numel()))
 
@@ -191,7 +191,7 @@ def laq_norms(grad: Tensor, last: Tensor, packed: Tensor, radius: float, bits: i
 
 
 def _run(grad: Tensor, last: Tensor, work: Callable[[F32, F32, int], T]) -> list[T]:
-    return Source(grad).run(lambda a, b, lo: work(a, view(last[lo : lo + len(a)]), lo))
+    return Source(grad).run(lambda a, b, lo: work(a, view(last)[lo : lo + len(a)], lo))
 
 
 def _step(radius: np.float32, bits: int) -> np.float32:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._jit import F32, I32, kernel
-from thinwire.kernels.cpu._tensors import Source, summed
+from thinwire.kernels.cpu._tensors import Source
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOW = np.int64(0xFFFFFFFF)
@@ -33,7 +33,11 @@ def argmax_chunks(a: F32, b: F32 | None, base: int, chunk: int, out: I32) -> Non
         top = np.int64(-1)
         for lo in range(c * chunk, end, _TILE):
             hi = min(lo + _TILE, end)
-            tile = summed(a, b, lo, hi, scratch)
+            tile = a[lo:hi]
+            if b is not None:  # not `summed`: chunks are short, and a call for each would show
+                first, second, tile = a[lo:hi], b[lo:hi], scratch[: hi - lo]
+                for j in range(len(tile)):
+                    tile[j] = first[j] + second[j]
             top = max(top, largest_key(tile, base + lo))
         out[c] = np.int32(_LOW - (top & _LOW))
 

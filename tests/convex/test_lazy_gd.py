@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.optimize.problems import Problem, Squares, squares
+from tests.convex.problems import Problem, Squares, squares
 from thinwire import ConfigError, ThinwireError
 from thinwire.convex import Descent, Known, Objective, Trace, lazy_gd, lazy_gd_steps
 from thinwire.net.launch import WorkerFailedError
@@ -138,7 +138,7 @@ def test_a_server_sends_parameters_only_where_it_asks() -> None:
     trace = run(problem, "lag-ps", by="lockstep")
     asked = sum(worker > 0 for one in trace.iterations for worker in one.uploaders)
     idle = 4 * (trace.last.number + 1)
-    assert trace.meters[0].by_operation["post"].operations == idle + asked
+    assert trace.meters[0].by_operation["send"].operations == idle + asked
     assert trace.meters[0].payload_bytes == idle + 8 * 6 * asked
     assert sum(meter.payload_bytes for meter in trace.meters[1:]) == 4 * 6 * asked
 

@@ -6,7 +6,7 @@ import torch
 from scipy.sparse import csc_matrix, csr_matrix
 from torch import nn
 
-from tests.asylpg.common import ROWS, SIZE, matrix, problem
+from tests.server.common import ROWS, SIZE, matrix, problem
 from thinwire.errors import ConfigError
 from thinwire.server import LinearProblem, ModuleProblem
 from thinwire.server.problems import as_problem

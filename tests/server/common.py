@@ -3,9 +3,9 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from tests.server.simulation import Simulation
 from thinwire.server import AsyLPG, LinearProblem
-from thinwire.server.agreement import Agreement
-from thinwire.server.scheduler import Scheduler
+from thinwire.server.options import Agreement
 from thinwire.server.server import Server
 from thinwire.server.worker import Worker
 
@@ -58,4 +58,4 @@ def cast(workers: int = 4, shards: int = 1, server: dict | None = None, **option
 
 def run(workers: int = 4, shards: int = 1, **options):
     """The first server's result of a run on the virtual clock."""
-    return Scheduler(*cast(workers, shards, **options), seconds=uneven()).run()[0]
+    return Simulation(*cast(workers, shards, **options), seconds=uneven()).run()[0]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import thinwire
-from tests.asylpg.common import EASY, optimum, problem
+from tests.server.common import EASY, optimum, problem
 from thinwire.net.launch import Worker, run_local, start_local
 from thinwire.net.liveness import default_store
 from thinwire.server import AsyLPG, asylpg, serve, work
@@ -124,12 +124,12 @@ def resume(worker: Worker, file: str):
             raise RuntimeError("pulled the plug")
 
     if worker.rank == 0:
-        serve = {"workers": 3, "name": "resume", "checkpoint": file}
+        run = {"workers": 3, "name": "resume", "checkpoint": file}
         first = caught(
-            lambda: serve(problem(), options, on_epoch=stop, checkpoint_every=100, **serve),
+            lambda: serve(problem(), options, on_epoch=stop, checkpoint_every=100, **run),
             RuntimeError,
         )
-        return first, told(serve(problem(), options, resume=True, **serve))
+        return first, told(serve(problem(), options, resume=True, **run))
     join = {"index": worker.rank - 1, "workers": 3, "name": "resume"}
     first = caught(lambda: work(problem(), options, **join), thinwire.ThinwireError)
     return first, work(problem(), options, **join).updates
@@ -146,8 +146,8 @@ def too_few(worker: Worker):
     """Two of three workers are wanted, one joins."""
     options = AsyLPG(**LINEAR)
     if worker.rank == 0:
-        serve = {"workers": 3, "min_workers": 2, "name": "few", "timeout": 2.0}
-        return caught(lambda: serve(problem(), options, **serve), thinwire.PeerError)
+        run = {"workers": 3, "min_workers": 2, "name": "few", "timeout": 2.0}
+        return caught(lambda: serve(problem(), options, **run), thinwire.PeerError)
     if worker.rank == 1:
         join = {"index": 0, "workers": 3, "name": "few"}
         return caught(lambda: work(problem(), options, **join), thinwire.ThinwireError)

@@ -1,4 +1,4 @@
-"""Server and worker coroutines on the virtual clock: convergence, staleness, bytes, faults."""
+"""Servers and workers on the virtual clock: convergence, staleness, bytes, faults."""
 
 import itertools
 import time
@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.asylpg.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, run, uneven
+from tests.server.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, run, uneven
+from tests.server.simulation import Simulation
 from thinwire.errors import ConfigError, PeerError, StateError
-from thinwire.server import AsyLPG, checkpoint, progress
-from thinwire.server.mail import Event
+from thinwire.server import AsyLPG, checkpoint, record
 from thinwire.server.messages import HEADER_BYTES, Kind, Message, partial, with_text
 from thinwire.server.quantiser import Coded, payload_bytes
-from thinwire.server.scheduler import Scheduler
 
 FULL = {"bits_up": 32, "bits_down": 32}
 ACCELERATED = {"variant": "accelerated", "theta_floor": 0.5, "mode": "centered"}
@@ -61,7 +60,7 @@ def test_one_worker_in_full_precision_is_serial_svrg_step_for_step():
     servers, workers = cast(
         1, server={"on_update": lambda v, x: steps.append(x.copy())}, max_staleness=0, epochs=3, **FULL
     )
-    result = Scheduler(servers, workers).run()[0]
+    result = Simulation(servers, workers).run()[0]
     a, y = matrix()
     rng = np.random.default_rng((0, 0, 0))
 
@@ -87,7 +86,7 @@ def test_staleness_stays_within_its_bound(bound, shards):
     servers, workers = cast(5, shards, max_staleness=bound, epochs=2, mode="centered")
     pauses = np.random.default_rng(bound)
     slow = lambda worker, update: pauses.pareto(1.0) * (20 if worker == 4 else 1)  # noqa: E731
-    results = Scheduler(servers, workers, seconds=slow).run()
+    results = Simulation(servers, workers, seconds=slow).run()
     for result in results:
         assert len(result.staleness) == bound + 1
         assert result.staleness.sum() == result.updates == 2 * EASY["epoch_length"]
@@ -96,7 +95,7 @@ def test_staleness_stays_within_its_bound(bound, shards):
 
 def test_slow_workers_do_not_hold_up_the_others():
     servers, workers = cast(4, max_staleness=1000, epochs=1)
-    Scheduler(servers, workers, seconds=lambda worker, update: 50.0 if worker == 0 else 1.0).run()
+    Simulation(servers, workers, seconds=lambda worker, update: 50.0 if worker == 0 else 1.0).run()
     shares = [worker.updates for worker in workers]
     assert shares[0] < 0.05 * EASY["epoch_length"]
     assert min(shares[1:]) > 0.3 * EASY["epoch_length"]
@@ -122,13 +121,13 @@ def test_metered_bytes_are_those_of_the_formula(options):
     assert tokens <= 2 * 4
     assert sent.overhead_bytes == updates * HEADER_BYTES
     got = by["receive update"]
-    mail = got.received_bytes - got.operations * (HEADER_BYTES + 96)
+    payload = got.received_bytes - got.operations * (HEADER_BYTES + 96)
     if asked.variant == "sparse":
-        assert 0 < mail < updates * payload_bytes(4, SIZE, SIZE)
+        assert 0 < payload < updates * payload_bytes(4, SIZE, SIZE)
     else:
         up = raw if asked.bits_up == 32 else payload_bytes(asked.bits_up, SIZE, SIZE)
-        assert mail <= updates * up
-        assert mail > (updates - 10) * up
+        assert payload <= updates * up
+        assert payload > (updates - 10) * up
 
 
 def test_records_count_the_bits_of_both_ways():
@@ -148,7 +147,7 @@ def test_records_count_the_bits_of_both_ways():
 @pytest.mark.parametrize("at", [1, 124])
 def test_the_others_go_on_without_a_worker_that_died(shards, at):
     servers, workers = cast(4, shards, mode="centered")
-    result = Scheduler(servers, workers, seconds=uneven(), deaths={2: at, 1: at + 1}).run()[0]
+    result = Simulation(servers, workers, seconds=uneven(), deaths={2: at, 1: at + 1}).run()[0]
     assert result.objective - optimum() < 1e-10
     assert len(result.lost) == 2
     assert result.dropped == 2
@@ -158,16 +157,11 @@ def test_the_others_go_on_without_a_worker_that_died(shards, at):
 def test_a_worker_that_dies_between_two_shards_leaves_no_hole():
     """Its sum has come to one shard and not to the other: the other has it summed again."""
     servers, workers = cast(3, 2, mode="centered", epochs=3)
-    scheduler = Scheduler(servers, workers, seconds=uneven())
-    send = scheduler.send_up
 
     def cut(number, shard, message):
-        if number == 1 and shard == 0 and message.kind == Kind.PARTIAL and message.epoch == 1:
-            scheduler._die(number, PeerError("cut off"))
-        send(number, shard, message)
+        return number == 1 and shard == 0 and message.kind == Kind.PARTIAL and message.epoch == 1
 
-    scheduler.send_up = cut
-    results = scheduler.run()
+    results = Simulation(servers, workers, seconds=uneven(), cut=cut).run()
     assert [len(result.lost) for result in results] == [1, 1]
     assert [record.epoch for record in results[0].history] == [0, 1, 2, 3]
 
@@ -177,72 +171,70 @@ def test_a_worker_may_join_late(shards):
     servers, workers = cast(4, shards, mode="centered", epochs=4)
     for server in servers:
         server.workers = 3
-    scheduler = Scheduler(servers, workers, seconds=uneven(), joins={3: 700.0})
-    result = scheduler.run()[0]
+    simulation = Simulation(servers, workers, seconds=uneven(), joins={3: 700.0})
+    result = simulation.run()[0]
     assert 0 < workers[3].updates < max(worker.updates for worker in workers)
     assert result.lost == []
-    assert sorted(scheduler.final) == [0, 1, 2, 3]
+    assert sorted(simulation.final) == [0, 1, 2, 3]
 
 
 def test_a_restarted_worker_takes_the_place_of_its_old_self():
     servers, workers = cast(3, mode="centered", epochs=4)
     _, (again, *_) = cast(3, mode="centered", epochs=4)
-    scheduler = Scheduler(servers, [*workers, again], seconds=uneven(), joins={3: 900.0}, deaths={0: 150})
-    result = scheduler.run()[0]
+    simulation = Simulation(servers, [*workers, again], seconds=uneven(), joins={3: 900.0}, deaths={0: 150})
+    result = simulation.run()[0]
     assert len(result.lost) == 1
     assert again.updates > 0
-    assert sorted(scheduler.final) == [1, 2, 3]
+    assert sorted(simulation.final) == [1, 2, 3]
 
 
 def test_too_few_workers_end_the_run():
     servers, workers = cast(3, server={"min_workers": 2})
     with pytest.raises(PeerError, match="min_workers is 2"):
-        Scheduler(servers, workers, deaths={0: 5, 1: 9}).run()
+        Simulation(servers, workers, deaths={0: 5, 1: 9}).run()
 
 
 def test_a_worker_with_other_options_is_told_what_differs():
     servers, workers = cast(2)
     _, (other, *_) = cast(2, bits_up=8)
-    scheduler = Scheduler(servers, [*workers, other])
-    scheduler.run()
-    assert "bits_up=8" in str(scheduler.errors[2])
-    assert "the server 4" in str(scheduler.errors[2])
+    simulation = Simulation(servers, [*workers, other])
+    simulation.run()
+    assert "bits_up=8" in str(simulation.errors[2])
+    assert "the server 4" in str(simulation.errors[2])
 
 
-class Desk:
-    """A server's mail, for a test that plays all workers itself."""
+class Transport:
+    """A server's transport, for a test that plays all workers itself."""
 
     def __init__(self):
         self.sent, self.dropped = [], []
 
-    def send(self, link, message):
-        self.sent.append((link, message))
+    def send(self, connection, message):
+        self.sent.append((connection, message))
 
-    def drop(self, link):
-        self.dropped.append(link)
+    def drop(self, connection):
+        self.dropped.append(connection)
 
     def close(self):
         pass
 
 
-def test_mail_of_an_old_epoch_is_discarded_and_nonsense_costs_the_worker_its_place():
+def test_messages_of_an_old_epoch_are_discarded_and_nonsense_costs_the_worker_its_place():
     (server,), _ = cast(2, epochs=2)
-    desk = Desk()
-    program = server.run(desk)
-    program.send(None)
-    for link in (0, 1):
+    transport = Transport()
+    server.start(transport)
+    for connection in (0, 1):
         text = server.agreement.to_json()
-        program.send(Event("mail", link, with_text(Kind.HELLO, text, version=link)))
-    for link in (0, 1):
-        program.send(Event("mail", link, partial(0, link, 1.0, np.zeros(SIZE), one_way=False)))
-    assert [m.kind for _, m in desk.sent[-2:]] == [Kind.PARAMETERS] * 2
-    program.send(Event("mail", 0, Message(Kind.UPDATE, 7, 0)))
+        server.receive(connection, with_text(Kind.HELLO, text, version=connection))
+    for connection in (0, 1):
+        server.receive(connection, partial(0, connection, 1.0, np.zeros(SIZE), one_way=False))
+    assert [m.kind for _, m in transport.sent[-2:]] == [Kind.PARAMETERS] * 2
+    server.receive(0, Message(Kind.UPDATE, 7, 0))
     assert server.discarded == 1
     assert server.state.version == 0
-    program.send(Event("mail", 1, Message(Kind.UPDATE, 0, 5)))  # not the version it was given
-    assert desk.dropped == [1]
+    server.receive(1, Message(Kind.UPDATE, 0, 5))  # not the version it was given
+    assert transport.dropped == [1]
     assert list(server.peers) == [0]
-    program.close()
 
 
 def test_a_checkpoint_goes_on_where_it_was_written(tmp_path):
@@ -255,13 +247,13 @@ def test_a_checkpoint_goes_on_where_it_was_written(tmp_path):
 
     run_options = {"mode": "centered", "epochs": 8, "variant": "accelerated", "theta_floor": 0.5}
     servers, workers = cast(3, server={"on_save": save, "save_every": 130}, **run_options)
-    whole = Scheduler(servers, workers, seconds=uneven()).run()[0]
+    whole = Simulation(servers, workers, seconds=uneven()).run()[0]
     file.write_bytes(copies[6])
     servers, workers = cast(3, **run_options)
     checkpoint.load(servers[0], file)
     state = servers[0].state
     assert (state.epoch, state.applied, state.version) == (1, 150, 650)
-    result = Scheduler(servers, workers, seconds=uneven(2)).run()[0]
+    result = Simulation(servers, workers, seconds=uneven(2)).run()[0]
     assert result.updates == whole.updates == 8 * 500
     assert [record.epoch for record in result.history] == list(range(9))
     assert result.history[:2] == whole.history[:2]
@@ -311,7 +303,7 @@ def test_learning_rates_follow_their_schedule():
 
 
 NOT_FAULTS = st.sampled_from([kind for kind in Kind if kind not in (Kind.FAULT, Kind.HELLO)])
-MAIL = st.builds(
+MESSAGES = st.builds(
     lambda kind, epoch, version, form, entries, noise, one_way: Message(
         kind, epoch, version, Coded(form, entries, 1.0, np.frombuffer(noise, np.uint8)), one_way
     ),
@@ -325,27 +317,24 @@ MAIL = st.builds(
 )
 
 
-@given(st.lists(MAIL, max_size=12))
-def test_whatever_one_worker_sends_the_server_keeps_its_books(mails):
+@given(st.lists(MESSAGES, max_size=12))
+def test_whatever_one_worker_sends_the_server_keeps_count(messages):
     (server,), _ = cast(2, epochs=2)
-    desk = Desk()
-    program = server.run(desk)
-    program.send(None)
-    for link in (0, 1):
-        program.send(Event("mail", link, with_text(Kind.HELLO, server.agreement.to_json(), version=link)))
-    for mail in mails:
-        program.send(Event("mail", 1, mail))
+    server.start(Transport())
+    for connection in (0, 1):
+        server.receive(connection, with_text(Kind.HELLO, server.agreement.to_json(), version=connection))
+    for message in messages:
+        server.receive(1, message)
     assert 0 in server.peers
-    assert server._open_tickets == sum(peer.ticket is not None for peer in server.peers.values())
+    assert server._tickets == sum(peer.ticket is not None for peer in server.peers.values())
     assert np.isfinite(server.state.x).all()
-    program.close()
 
 
 def test_the_bar_says_how_it_goes():
     servers, workers = cast(2, epochs=1)
-    Scheduler(servers, workers).run()
-    with progress.bar(servers[0], True) as tick:
+    Simulation(servers, workers).run()
+    with record.progress_bar(servers[0], True) as tick:
         tick()
-    line = progress.describe(servers[0], time.monotonic() - 1)
+    line = record.status(servers[0], time.monotonic() - 1)
     for word in ("epoch 1/1", "objective 0.", "updates/s", "staleness", "MB"):
         assert word in line

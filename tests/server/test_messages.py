@@ -1,4 +1,4 @@
-"""Mail: what is written is read, and whatever else the bytes are is a PayloadError."""
+"""Messages: what is written is read, and whatever else the bytes are is a PayloadError."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def packed(message: Message) -> np.ndarray:
     return buffer
 
 
-def test_a_mail_is_read_as_it_was_written():
+def test_a_message_is_read_as_it_was_written():
     coded = quantiser.difference(np.random.default_rng(0).normal(size=100), 5, 3)
     for one_way in (False, True):
         sent = Message(Kind.UPDATE, 7, 2**31, coded, one_way)
@@ -32,17 +32,17 @@ def test_what_was_in_the_buffer_before_does_not_matter():
     assert messages.unpack(buffer, "a test").epoch == 3
 
 
-def test_a_mail_of_more_than_was_agreed_is_not_sent():
+def test_a_message_of_more_than_was_agreed_is_not_sent():
     with pytest.raises(PayloadError, match="exceeds"):
         messages.pack_into(Message(Kind.ASK, coded=quantiser.raw(np.zeros(10))), np.zeros(60, np.uint8))
 
 
 @given(st.integers(0, HEADER_BYTES + 39), st.integers(1, 255))
 def test_one_changed_byte_is_noticed(position, change):
-    mail = packed(Message(Kind.SNAPSHOT, 1, 2, quantiser.raw(np.arange(10.0))))
-    mail[position] ^= change
+    bytes_ = packed(Message(Kind.SNAPSHOT, 1, 2, quantiser.raw(np.arange(10.0))))
+    bytes_[position] ^= change
     with pytest.raises(PayloadError):
-        messages.unpack(mail, "a test")
+        messages.unpack(bytes_, "a test")
 
 
 @given(st.binary(max_size=80))
