@@ -62,6 +62,7 @@ def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
     lines += [f"- Guarantees: {one.guarantees}."]
     lines += [f"- Limits: {one.limits}."] if one.limits != "-" else []
     lines += [f"- Bytes per step: `{one.bytes}`."]
+    lines += [f"- Reference: {one.reference}."] if one.reference else []
     if one.kind == "schedule":
         lines.append("- A schedule: see [periodic averaging](../periodic.md).")
     lines += [f"- Reproduced: {_reproductions(one.name)}."] if _reproductions(one.name) else []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reproductions.method_pages import COMMAND, pages
-from thinwire.tools.catalogue.descriptions import all_methods, section
+from thinwire.tools.catalogue.descriptions import all_methods
 
 ROOT = Path(__file__).parents[2]
 DIGITS = json.loads((ROOT / "src/thinwire/predict/digits.json").read_text())
@@ -32,13 +32,6 @@ def test_every_method_says_what_it_is_and_what_it_costs() -> None:
         assert one.bytes != "-", one.name
     named = {one.name for one in all_methods() if one.reference}
     assert {"topk", "qsgd", "powersgd", "dgc", "gspar", "pqasgd"} <= named
-
-
-def test_a_section_of_a_docstring() -> None:
-    text = "First.\n\nReference: Somebody,\n2020.\n\nDifferences from the paper: none."
-    assert section(text, "Reference") == "Somebody,\n2020."
-    assert section(text, "Differences from the paper") == "none."
-    assert section(text, "Args") == ""
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

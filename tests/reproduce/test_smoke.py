@@ -168,7 +168,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     # LAQ's runs with full gradients are short: they are judged in a smoke run, too.
     assert {claim["holds"] for claim in outcome["claims"]} <= ({True} if name == "laq" else {None})
     html = (folder / "plots.html").read_text()
-    assert "Plotly.newPlot" in html
+    assert "Plotly.react(" in html
     assert "<svg" in (folder / "picture.svg").read_text()
     CHECKS[name](Smoke(outcome))
     parts = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}

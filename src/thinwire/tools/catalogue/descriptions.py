@@ -1,10 +1,9 @@
-"""What there is to say about each method: from its fields, its traits, its docstring and its formula."""
+"""Each method in words: from its fields, its traits, its docstring, its formula and its reference."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -88,12 +87,6 @@ def describe(cls: type[Configured]) -> Description:
         text=text,
         family=_family(cls),
     )
-
-
-def section(text: str, name: str) -> str:
-    """The paragraph of a docstring that begins with this word and a colon."""
-    match = re.search(rf"^{re.escape(name)}:[ \n](.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
-    return match[1].strip() if match else ""
 
 
 def _family(cls: type[Configured]) -> str:

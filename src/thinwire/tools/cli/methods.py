@@ -41,6 +41,7 @@ def _list(described: list[Description]) -> None:
 def _show(one: Description) -> None:
     out = console()
     facts = {"guarantees": one.guarantees, "limits": one.limits, "bytes per step": one.bytes}
+    facts |= {"reference": one.reference or "-"}
     for line in (one.call, "", *(f"{name}: {text}" for name, text in facts.items()), "", one.text):
         out.print(line, markup=False)
     if one.family:
