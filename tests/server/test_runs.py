@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from tests.server.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, run, uneven
 from tests.server.simulation import Simulation
@@ -267,9 +269,62 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     others, _ = cast(3, bits_up=8)
     with pytest.raises(StateError, match="bits_up=4"):
         checkpoint.load(others[0], file)
+    with pytest.raises(StateError, match="state's shard is 0, this session's is 1"):
+        checkpoint.load(cast(3, 2)[0][1], file)
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(StateError, match="not a checkpoint"):
         checkpoint.load(servers[0], file)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": "1"}, "format is 1, this version reads 2"),
+        ({"epoch": "-1"}, "epoch is -1"),
+        ({"version": "true"}, "version is True"),
+        ({"applied": None}, "it has no 'applied'"),
+        ({"summed": "3"}, "summed is 3, not true or false"),
+        ({"history": "[1]"}, r"history\[0\] must be"),
+        ({"history": '[{"epoch": 0}]'}, r"history\[0\] .* it has no 'objective'"),
+        ({"agreement": "17"}, "cannot be read"),
+        ({"epoch": "{"}, "not a checkpoint"),
+        ({"x": None}, "it has no 'x'"),
+        ({"x": np.zeros(3)}, r"x is a float64 tensor of shape \(3,\)"),
+        ({"full": np.zeros(SIZE, np.float32)}, "full is a float32 tensor"),
+        ({"snapshot": np.full(SIZE, np.nan)}, "snapshot has entries that are not finite"),
+        ({"y": np.ones(SIZE)}, "checksum"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_checkpoint_is_named_and_nothing_is_loaded(tmp_path, change, says):
+    file = tmp_path / "state"
+    (server,), _ = cast(3)
+    checkpoint.save(server, file)
+    with safe_open(file, framework="np") as saved:
+        arrays = {name: saved.get_tensor(name) for name in saved.keys()} | change  # noqa: SIM118
+        about = saved.metadata() | change
+    arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    save_file(arrays, file, {name: value for name, value in about.items() if isinstance(value, str)})
+    before = server.state
+    with pytest.raises(StateError, match=says):
+        checkpoint.load(server, file)
+    assert server.state is before
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "state"
+    (server,), _ = cast(3)
+    checkpoint.save(server, file)
+    before = file.read_bytes()
+
+    def fail(descriptor):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fail)
+    server.state.epoch = 5
+    with pytest.raises(OSError, match="the disk is full"):
+        checkpoint.save(server, file)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -330,11 +385,13 @@ def test_whatever_one_worker_sends_the_server_keeps_count(messages):
     assert np.isfinite(server.state.x).all()
 
 
-def test_the_bar_says_how_it_goes():
+def test_the_line_on_the_terminal_says_how_it_goes(capsys):
     servers, workers = cast(2, epochs=1)
     Simulation(servers, workers).run()
-    with record.progress_bar(servers[0], True) as tick:
-        tick()
+    line = record.ProgressLine(servers[0])
+    line.tick()
+    assert "epoch 1/1" in capsys.readouterr().err
+    line.close()
     line = record.status(servers[0], time.monotonic() - 1)
     for word in ("epoch 1/1", "objective 0.", "updates/s", "staleness", "MB"):
         assert word in line

@@ -13,24 +13,15 @@ import torch
 import torch.distributed as dist
 
 from thinwire.convex import server
-from thinwire.convex.nodes import Anchors, Iterate, Node, check, not_finite
+from thinwire.convex.nodes import Iterate, Node, not_finite
 from thinwire.convex.options import Descent, Iteration, Known, Objective, Trace
-from thinwire.core import checks
-from thinwire.core.channel import Channel, Program, mark_of, together
+from thinwire.core import channel, checks
 from thinwire.drivers import Lockstep
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ConfigError
-from thinwire.methods.families.lazy import (
-    BROKEN,
-    EXACT,
-    SKIP,
-    UNCODED,
-    Sums,
-    broadcast_uploads,
-    check_flags,
-)
+from thinwire.methods.families import lazy
 from thinwire.methods.laq import LAQ
-from thinwire.net import frames
+from thinwire.net import frames, transport
 from thinwire.net.costs import Link
 from thinwire.net.executor import ProcessGroupExecutor
 from thinwire.net.groups import private_groups
@@ -39,11 +30,11 @@ from thinwire.net.launch import Worker, run_local
 from thinwire.net.liveness import default_store, timeout_of
 from thinwire.net.meter import Meter, Tally
 from thinwire.net.rank_info import RankInfo
-from thinwire.net.transport import SERVER, WORKER, GlooConnection, LocalNetwork, own_connection, run
 from thinwire.sessions.preparation import prepare_for
 
 By = Literal["loop", "lockstep", "processes"]
 Callback = Callable[[Iteration], object]
+Loss = Callable[[torch.Tensor], float]
 
 
 @dataclass(frozen=True)
@@ -66,18 +57,27 @@ class _Task:
             checks.positive("lazy_gd", "gap", self.gap)
             if self.optimum is None:
                 raise ConfigError("lazy_gd: a gap is a distance from the smallest loss: give optimum=... too")
-        check(self.start, self.how, len(self.objectives), self.known)
+        self.how.check_workers(len(self.objectives))
+        if self.start.dim() != 1 or not self.start.numel() or not self.start.is_floating_point():
+            shape = tuple(self.start.shape)
+            raise ConfigError(f"lazy_gd: start must be a flat tensor of numbers, not of shape {shape}")
+        if self.known is not None:
+            self._check_known("last", self.known.last)
+            if self.known.anchors or self.how.algorithm == "lag-ps":
+                self._check_known("anchors", self.known.anchors)
+
+    def _check_known(self, what: str, given: Sequence[torch.Tensor]) -> None:
+        workers, shape = len(self.objectives), self.start.shape
+        if len(given) != workers or any(tensor.shape != shape for tensor in given):
+            needs = f"one tensor for each of {workers} workers, of shape {tuple(shape)}"
+            raise ConfigError(f"lazy_gd: known.{what} needs {needs}")
 
     def iterate(self) -> Iterate:
         return Iterate(self.start, self.how, len(self.objectives), self.known)
 
-    def nodes(self) -> list[Node]:
-        last = [None] * len(self.objectives) if self.known is None else self.known.last
-        start = self.start.double()
-        return [Node(one, self.how, start, own) for one, own in zip(self.objectives, last, strict=True)]
-
-    def anchors(self) -> Anchors:
-        return Anchors(self.how, len(self.objectives), self.known)
+    def node(self, worker: int) -> Node:
+        last = None if self.known is None else self.known.last[worker]
+        return Node(self.objectives[worker], self.how, self.start.double(), last)
 
     def loss(self, theta: torch.Tensor) -> float:
         return sum(objective.value(theta) for objective in self.objectives)
@@ -186,7 +186,7 @@ def lazy_gd_on_this_rank(
     optimum: float | None = None,
     gap: float | None = None,
     known: Known | None = None,
-    total_loss: Callable[[torch.Tensor], float] | None = None,
+    total_loss: Loss | None = None,
     process_group: dist.ProcessGroup | None = None,
     on_iteration: Callback | None = None,
 ) -> Trace:
@@ -199,34 +199,7 @@ def lazy_gd_on_this_rank(
     if group is None:
         raise ConfigError("lazy_gd: torch.distributed is not initialised")
     task = _Task([objective] * group.size(), start, how, iterations, optimum, gap, known)
-    if how.coder.bits not in (UNCODED, EXACT):
-        prepare_for([LAQ()], loud=False)
-    (private,) = private_groups(process_group, 1)
-    meter = Meter()
-    executor = ProcessGroupExecutor(private, meter)
-    trace = Trace([], start.double(), [meter])
-    over = task.follow(trace, on_iteration)
-    try:
-        agree(task.describe(), executor.execute, dist.get_process_group_ranks(private))
-        meter.reset()
-        rank_info = RankInfo(private.rank(), private.size())
-        node, iterate = task.nodes()[rank_info.rank], task.iterate()
-        if how.algorithm != "lag-ps":
-            driver, replica = Blocking(executor.execute), _Replica(node, iterate, rank_info, optimum)
-            driver.run(replica.program())
-            while not over(replica.record):
-                iterate.advance()
-                driver.run(replica.program())
-        elif rank_info.rank == 0:
-            workers = {rank: _connection(private, rank, SERVER, meter) for rank in range(1, rank_info.size)}
-            loss = total_loss or _unknown
-            run(server.serve(iterate, node, task.anchors(), workers, loss=loss, optimum=optimum, done=over))
-        else:
-            run(server.work(node, start.double(), _connection(private, rank_info.rank, WORKER, meter)))
-        trace.theta = iterate.theta
-        return trace
-    finally:
-        executor.close()
+    return _on_this_rank(task, total_loss or _unknown, process_group, on_iteration)
 
 
 def _unknown(theta: torch.Tensor) -> float:
@@ -234,35 +207,26 @@ def _unknown(theta: torch.Tensor) -> float:
     return math.nan
 
 
-def _connection(group: dist.ProcessGroup, rank: int, side: int, meter: Meter) -> GlooConnection:
-    """Between the first rank of the group, the server, and this one."""
-    peer = f"the worker of rank {rank}" if side == SERVER else "the server of rank 0"
-    store, timeout = own_connection(default_store()), timeout_of(group).total_seconds()
-    prefix = f"{group.group_name}/server/{rank}"
-    return GlooConnection(store, prefix, side, timeout, peer=peer, meter=meter)
-
-
 # -- in this process ---------------------------------------------------------------------------------------
 
 
 def _loop(task: _Task, trace: Trace) -> Iterator[Iteration]:
-    iterate, nodes, anchors = task.iterate(), task.nodes(), task.anchors()
+    iterate, nodes = task.iterate(), [task.node(worker) for worker in range(len(task.objectives))]
     while True:
         theta, bound = iterate.theta, iterate.bound
-        asked = anchors.to_ask(theta, bound) if task.how.algorithm == "lag-ps" else range(len(nodes))
+        asked = iterate.to_ask() if task.how.algorithm == "lag-ps" else range(len(nodes))
         uploaders: list[int] = []
         for worker in asked:
             node = nodes[worker]
-            mine = node.compute(theta)[1]
+            mine = node.compute(theta)
             flag = node.flag(mine, bound)
-            if flag == BROKEN:
+            if flag == lazy.BROKEN:
                 raise not_finite(iterate.number, [worker])
-            if flag == SKIP:
+            if flag == lazy.SKIP:
                 node.silence += 1
             else:
                 iterate.total = iterate.total + node.upload(mine)
                 uploaders.append(worker)
-        anchors.move(uploaders, theta)
         trace.theta = theta
         one = iterate.record(uploaders, len(asked), task.loss(theta), task.optimum)
         yield one
@@ -274,10 +238,7 @@ def _loop(task: _Task, trace: Trace) -> Iterator[Iteration]:
 def _by_lockstep(task: _Task, trace: Trace, over: Callable[[Iteration], bool]) -> None:
     driver = Lockstep(len(task.objectives))
     trace.meters = driver.meters
-    replicas = [
-        _Replica(node, task.iterate(), rank_info, task.optimum)
-        for node, rank_info in zip(task.nodes(), driver.rank_infos, strict=True)
-    ]
+    replicas = [_Replica(task, rank_info) for rank_info in driver.rank_infos]
     while True:
         driver.run([replica.program() for replica in replicas])
         trace.theta = replicas[0].iterate.theta
@@ -288,19 +249,15 @@ def _by_lockstep(task: _Task, trace: Trace, over: Callable[[Iteration], bool]) -
 
 
 def _by_local_server(task: _Task, trace: Trace, over: Callable[[Iteration], bool]) -> None:
-    iterate, network = task.iterate(), LocalNetwork()
-    own, *others = task.nodes()
+    iterate, network = task.iterate(), transport.LocalNetwork()
     trace.meters = [Meter() for _ in task.objectives]
-    pairs = {
-        worker: network.pair(("the server", f"worker {worker}"), (trace.meters[0], trace.meters[worker]))
-        for worker in range(1, len(task.objectives))
-    }
-    ends = {worker: ours for worker, (ours, _) in pairs.items()}
-    network.start(
-        server.serve(iterate, own, task.anchors(), ends, loss=task.loss, optimum=task.optimum, done=over)
-    )
-    for node, (_, theirs) in zip(others, pairs.values(), strict=True):
-        network.start(server.work(node, iterate.theta, theirs))
+    workers: dict[int, transport.Connection] = {}
+    for worker in range(1, len(task.objectives)):
+        meters = trace.meters[0], trace.meters[worker]
+        workers[worker], end = network.pair(("the server", f"worker {worker}"), meters)
+        network.start(server.work(task.node(worker), iterate.theta, end))
+    own = task.node(0)
+    network.start(server.serve(iterate, own, workers, loss=task.loss, optimum=task.optimum, done=over))
     network.run()
     trace.theta = iterate.theta
 
@@ -308,31 +265,29 @@ def _by_local_server(task: _Task, trace: Trace, over: Callable[[Iteration], bool
 class _Replica:
     """One rank where all ranks keep the parameters: flags, then the uploads by broadcasts."""
 
-    def __init__(self, node: Node, iterate: Iterate, rank_info: RankInfo, optimum: float | None) -> None:
-        self.node = node
-        self.iterate = iterate
-        self.rank_info = rank_info
-        self.optimum = optimum
+    def __init__(self, task: _Task, rank_info: RankInfo) -> None:
+        self.node, self.iterate = task.node(rank_info.rank), task.iterate()
+        self.rank_info, self.optimum = rank_info, task.optimum
         self.record: Iteration
 
-    def program(self) -> Program:
+    def program(self) -> channel.Program:
         number, device = self.iterate.number, self.iterate.theta.device
-        ch = Channel(self.rank_info, step=number, seed=0, key="", device=device)
-        mark = mark_of(f"lazy_gd {self.node.how}")
-        return together([self._iteration(ch)], self.rank_info, step=number, mark=mark, link=Link())
+        ch = channel.Channel(self.rank_info, step=number, seed=0, key="", device=device)
+        mark = channel.mark_of(f"lazy_gd {self.node.how}")
+        return channel.together([self._iteration(ch)], self.rank_info, step=number, mark=mark, link=Link())
 
-    async def _iteration(self, ch: Channel) -> None:
+    async def _iteration(self, ch: channel.Channel) -> None:
         node, iterate = self.node, self.iterate
-        mine = node.compute(iterate.theta)[1]
+        mine = node.compute(iterate.theta)
         flag = torch.tensor([node.flag(mine, iterate.bound)], dtype=torch.uint8)
         loss = torch.tensor([node.objective.value(iterate.theta)], dtype=torch.float64)
         received = await ch.gather([flag, loss])
-        flags = check_flags([int(theirs[0]) for theirs, _ in received])
-        if BROKEN in flags:
-            raise not_finite(iterate.number, [rank for rank, flag in enumerate(flags) if flag == BROKEN])
-        uploaders = [rank for rank, flag in enumerate(flags) if flag != SKIP]
-        sums = Sums(node.last, iterate.total)
-        last, iterate.total = await broadcast_uploads(sums, uploaders, mine, node.how.coder, ch)
+        flags = lazy.check_flags([int(theirs[0]) for theirs, _ in received])
+        if lazy.BROKEN in flags:
+            raise not_finite(iterate.number, [rank for rank, flag in enumerate(flags) if flag == lazy.BROKEN])
+        uploaders = [rank for rank, flag in enumerate(flags) if flag != lazy.SKIP]
+        sums = lazy.Sums(node.last, iterate.total)
+        last, iterate.total = await lazy.broadcast_uploads(sums, uploaders, mine, node.how.coder, ch)
         if ch.rank in uploaders:
             node.uploaded(mine, last)
         else:
@@ -342,6 +297,48 @@ class _Replica:
 
 
 # -- processes ---------------------------------------------------------------------------------------------
+
+
+def _on_this_rank(
+    task: _Task, loss: Loss, process_group: dist.ProcessGroup | None, on_iteration: Callback | None
+) -> Trace:
+    if task.how.coder.bits not in (lazy.UNCODED, lazy.EXACT):
+        prepare_for([LAQ()], loud=False)
+    (group,) = private_groups(process_group, 1)
+    meter = Meter()
+    executor = ProcessGroupExecutor(group, meter)
+    trace = Trace([], task.start.double(), [meter])
+    over = task.follow(trace, on_iteration)
+    try:
+        agree(task.describe(), executor.execute, dist.get_process_group_ranks(group))
+        meter.reset()
+        rank, size = group.rank(), group.size()
+        if task.how.algorithm != "lag-ps":
+            driver, replica = Blocking(executor.execute), _Replica(task, RankInfo(rank, size))
+            driver.run(replica.program())
+            while not over(replica.record):
+                replica.iterate.advance()
+                driver.run(replica.program())
+            trace.theta = replica.iterate.theta
+            return trace
+        node, iterate = task.node(rank), task.iterate()
+        if rank == 0:
+            workers = {other: _connection(group, other, transport.SERVER, meter) for other in range(1, size)}
+            transport.run(server.serve(iterate, node, workers, loss=loss, optimum=task.optimum, done=over))
+        else:
+            transport.run(server.work(node, iterate.theta, _connection(group, rank, transport.WORKER, meter)))
+        trace.theta = iterate.theta
+        return trace
+    finally:
+        executor.close()
+
+
+def _connection(group: dist.ProcessGroup, rank: int, side: int, meter: Meter) -> transport.Connection:
+    """Between the server, which is the first rank of the group, and this rank."""
+    peer = f"the worker of rank {rank}" if side == transport.SERVER else "the server of rank 0"
+    store, timeout = transport.own_connection(default_store()), timeout_of(group).total_seconds()
+    prefix = f"{group.group_name}/server/{rank}"
+    return transport.GlooConnection(store, prefix, side, timeout, peer=peer, meter=meter)
 
 
 def _by_processes(task: _Task, on_iteration: Callback | None, timeout: float) -> Trace:
@@ -369,16 +366,7 @@ def _by_processes(task: _Task, on_iteration: Callback | None, timeout: float) ->
 def _process(
     worker: Worker, task: _Task, reports: bool
 ) -> tuple[list[Iteration], torch.Tensor, dict[str, Tally]]:
-    trace = lazy_gd_on_this_rank(
-        task.objectives[worker.rank],
-        task.start,
-        task.how,
-        iterations=task.iterations,
-        optimum=task.optimum,
-        gap=task.gap,
-        known=task.known,
-        total_loss=task.loss,
-        on_iteration=worker.report if reports and worker.rank == 0 else None,
-    )
+    on_iteration = worker.report if reports and worker.rank == 0 else None
+    trace = _on_this_rank(task, task.loss, None, on_iteration)
     kept = trace.iterations if worker.rank == 0 else []
     return kept, trace.theta, dict(trace.meters[0].by_operation)

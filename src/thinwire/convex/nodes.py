@@ -1,4 +1,4 @@
-"""The parts of lazy gradient descent, whatever runs between them: workers, the iterate, the anchors."""
+"""The two parts of lazy gradient descent, whatever runs between them: the workers and the iterate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from thinwire.convex.options import Descent, Iteration, Known, Objective
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ThinwireError
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import BROKEN, FRESH, SKIP, UPLOAD, Upload, squared_norm
 
@@ -25,10 +25,9 @@ class Node:
         self.silence = 0
         self.error = 0.0
 
-    def compute(self, theta: torch.Tensor) -> tuple[torch.Tensor, Upload]:
-        """The gradient, and its upload."""
-        gradient = self.objective.slope(theta)
-        return gradient, self.how.coder.encode(gradient, self.last)
+    def compute(self, theta: torch.Tensor) -> Upload:
+        """What an upload of the gradient would be."""
+        return self.how.coder.encode(self.objective.slope(theta), self.last)
 
     def flag(self, mine: Upload, bound: float) -> int:
         """Whether to upload, by the worker's rule."""
@@ -54,7 +53,7 @@ class Node:
 
 
 class Iterate:
-    """The parameters and the sum of all last uploads: equal wherever they are kept."""
+    """The parameters, and the sum of all last uploads: equal wherever they are kept."""
 
     def __init__(self, start: torch.Tensor, how: Descent, workers: int, known: Known | None) -> None:
         self.theta = start.detach().double().clone()
@@ -65,19 +64,34 @@ class Iterate:
         self.uploads = 0
         self.gradients = 0
         self.silence = [0] * workers
+        self._anchors: list[torch.Tensor | None] = [None] * workers
         if known is not None:
             for last in known.last:
                 self.total += last.double()
             self.steps = [float(step) for step in known.steps][: how.window]
+            if known.anchors:
+                self._anchors = [anchor.double() for anchor in known.anchors]
 
     @property
     def bound(self) -> float:
         return rules.bound(self.how.weight, sum(self.steps), self.how.step * len(self.silence))
 
+    def to_ask(self) -> list[int]:
+        """LAG-PS: the workers whose gradients may have changed too much since their last uploads."""
+        return [worker for worker, anchor in enumerate(self._anchors) if self._is_far(worker, anchor)]
+
+    def _is_far(self, worker: int, anchor: torch.Tensor | None) -> bool:
+        if anchor is None or self.how.smoothness is None:
+            return True
+        distance = squared_norm(self.theta - anchor)
+        return not rules.skips(rules.change_by_movement(self.how.smoothness[worker], distance), self.bound)
+
     def record(
         self, uploaders: Sequence[int], gradients: int, loss: float, optimum: float | None
     ) -> Iteration:
         """Count this iteration's uploads and computed gradients."""
+        for worker in uploaders:
+            self._anchors[worker] = self.theta
         self.uploads += len(uploaders)
         self.gradients += gradients
         self.silence = [0 if worker in uploaders else n + 1 for worker, n in enumerate(self.silence)]
@@ -90,43 +104,6 @@ class Iterate:
         before, self.theta = self.theta, self.theta - self.how.step * self.total
         self.steps = [squared_norm(self.theta - before), *self.steps][: self.how.window]
         self.number += 1
-
-
-class Anchors:
-    """The parameters at each worker's last upload: what the server of "lag-ps" decides by."""
-
-    def __init__(self, how: Descent, workers: int, known: Known | None) -> None:
-        self._smoothness = how.smoothness or ()
-        given = () if known is None else known.anchors
-        self._anchors: list[torch.Tensor | None] = [tensor.double() for tensor in given] or [None] * workers
-
-    def to_ask(self, theta: torch.Tensor, bound: float) -> list[int]:
-        return [worker for worker in range(len(self._anchors)) if self._far(worker, theta, bound)]
-
-    def _far(self, worker: int, theta: torch.Tensor, bound: float) -> bool:
-        anchor = self._anchors[worker]
-        if anchor is None:
-            return True
-        change = rules.change_by_movement(self._smoothness[worker], squared_norm(theta - anchor))
-        return not rules.skips(change, bound)
-
-    def move(self, workers: Sequence[int], theta: torch.Tensor) -> None:
-        for worker in workers:
-            self._anchors[worker] = theta
-
-
-def check(start: torch.Tensor, how: Descent, workers: int, known: Known | None) -> None:
-    how.check_workers(workers)
-    if start.dim() != 1 or not start.numel() or not start.is_floating_point():
-        raise ConfigError(
-            f"lazy_gd: start must be a flat tensor of numbers, not of shape {tuple(start.shape)}"
-        )
-    for what, given in (("last", known.last), ("anchors", known.anchors)) if known is not None else ():
-        optional = what == "anchors" and how.algorithm != "lag-ps"
-        if len(given) != workers and not optional:
-            raise ConfigError(f"lazy_gd: known.{what} needs one tensor for each of {workers} workers")
-        if any(tensor.shape != start.shape for tensor in given):
-            raise ConfigError(f"lazy_gd: known.{what} must have tensors of shape {tuple(start.shape)}")
 
 
 def not_finite(number: int, workers: Sequence[int]) -> ThinwireError:

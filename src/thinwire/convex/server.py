@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from thinwire.convex.nodes import Anchors, Iterate, Node, not_finite
+from thinwire.convex.nodes import Iterate, Node, not_finite
 from thinwire.convex.options import Iteration
 from thinwire.errors import PayloadError
 from thinwire.net import frames
@@ -29,7 +29,6 @@ class Command(IntEnum):
 async def serve(
     iterate: Iterate,
     own: Node,
-    anchors: Anchors,
     connections: Mapping[int, Connection],
     *,
     loss: Callable[[torch.Tensor], float],
@@ -45,7 +44,7 @@ async def serve(
     coder, over = iterate.how.coder, False
     while not over:
         theta, n = iterate.theta, iterate.theta.numel()
-        asked = anchors.to_ask(theta, iterate.bound)
+        asked = iterate.to_ask()
         for worker in connections:
             what = Command.COMPUTE if worker in asked else Command.IDLE
             _send(connections[worker], [_byte(what)], iterate.number)
@@ -54,7 +53,7 @@ async def serve(
         failed: list[int] = []
         for worker in asked:
             if worker == 0:
-                difference = own.upload(own.compute(theta)[1])
+                difference = own.upload(own.compute(theta))
             else:
                 like = coder.blanks(n, theta.device)
                 parts = await _receive(connections[worker], like, iterate.number, worker)
@@ -66,7 +65,6 @@ async def serve(
         if failed:
             _send_all(connections, Command.FAIL, iterate.number + 1)
             raise not_finite(iterate.number, failed)
-        anchors.move(asked, theta)
         over = done(iterate.record(asked, len(asked), loss(theta), optimum))
         if not over:
             iterate.advance()
@@ -85,7 +83,7 @@ async def work(node: Node, start: torch.Tensor, server: Connection) -> None:
                 (theta,) = await _receive(server, [start], number, 0)
                 if not bool(torch.isfinite(theta).all()):
                     raise PayloadError("the server sends parameters that are not finite")
-                mine = node.compute(theta)[1]
+                mine = node.compute(theta)
                 _send(server, mine.parts, number)
                 node.upload(mine)
             case Command.STOP:

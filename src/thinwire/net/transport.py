@@ -11,14 +11,14 @@ import heapq
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import PeerError
+from thinwire.errors import PayloadError, PeerError
 from thinwire.net.costs import GLOO_CONTROL
 from thinwire.net.liveness import plain
 from thinwire.net.meter import Meter, Tally
@@ -188,37 +188,33 @@ class LocalNetwork:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._programs: list[Program[None]] = []
-        self._ends: dict[Program[None], list[LocalConnection]] = {}
-        self._unfinished: dict[Program[None], str] = {}
+        self._ends: dict[Program[None], Sequence[LocalConnection]] = {}
+        self._waiting: dict[Program[None], LocalConnection] = {}
 
     def pair(
-        self, names: tuple[str, str] = ("the server", "the worker"), meters: tuple[Meter, Meter] | None = None
+        self, names: tuple[str, str], meters: tuple[Meter, Meter]
     ) -> tuple[LocalConnection, LocalConnection]:
-        """The two ends of a new connection, the server's first."""
-        of_server, of_worker = meters or (Meter(), Meter())
-        server, worker = (
-            LocalConnection(self, names[1], of_server),
-            LocalConnection(self, names[0], of_worker),
-        )
-        server.other, worker.other = worker, server
-        return server, worker
+        """The two ends of a new connection between these two, each with its meter."""
+        first, second = LocalConnection(self, names[1], meters[0]), LocalConnection(self, names[0], meters[1])
+        first.other, second.other = second, first
+        return first, second
 
     def start(
-        self, program: Program[None], connections: Iterable[LocalConnection] = (), *, at: float = 0.0
+        self, program: Program[None], connections: Sequence[LocalConnection] = (), at: float = 0.0
     ) -> None:
-        """Run this program from then on; when it ends, its connections are closed."""
-        self._ends[program] = list(connections)
+        """Run a program from this time on; when it ends, these connections are closed."""
+        self._ends[program] = connections
         self.at(at, lambda: self.resume(program, None))
 
     def run(self) -> None:
-        """Until nothing is under way. AssertionError if programs still wait then: that is a deadlock."""
+        """Until nothing is under way. AssertionError if programs still wait then: a deadlock."""
         try:
             while self._events:
                 self.now, _, action = heapq.heappop(self._events)
                 action()
-            if self._unfinished:
-                raise AssertionError(f"deadlock: programs wait for {', '.join(self._unfinished.values())}")
+            if self._waiting:
+                peers = ", ".join(connection.peer for connection in self._waiting.values())
+                raise AssertionError(f"deadlock: nothing is under way, and programs wait for {peers}")
         finally:
             for program in self._ends:
                 program.close()
@@ -227,17 +223,16 @@ class LocalNetwork:
         heapq.heappush(self._events, (when, next(self._order), action))
 
     def resume(self, program: Program[None], arrived: torch.Tensor | PeerError | None) -> None:
-        self._unfinished.pop(program, None)
+        self._waiting.pop(program, None)
         try:
-            waits_for: LocalConnection = (
-                program.throw(arrived) if isinstance(arrived, PeerError) else program.send(arrived)
-            )
+            failed = isinstance(arrived, PeerError)
+            connection: LocalConnection = program.throw(arrived) if failed else program.send(arrived)
         except StopIteration:
             for connection in self._ends[program]:
                 connection.close()
             return
-        self._unfinished[program] = waits_for.peer
-        waits_for.wake(program)
+        self._waiting[program] = connection
+        connection.wake(program)
 
 
 class LocalConnection(Connection):
@@ -261,13 +256,13 @@ class LocalConnection(Connection):
 
     def _deliver(self, what: torch.Tensor | PeerError) -> None:
         network = self._network
-        network.at(max(network.now, self.busy_until) + network.latency, lambda: self.other._arrive(what))
+        network.at(max(network.now, self.busy_until) + network.latency, lambda: self.other.arrive(what))
 
-    def _arrive(self, what: torch.Tensor | PeerError) -> None:
-        if self._waiting is None:
+    def arrive(self, what: torch.Tensor | PeerError) -> None:
+        program, self._waiting = self._waiting, None
+        if program is None:
             self._arrived.append(what)
         else:
-            program, self._waiting = self._waiting, None
             self._network.resume(program, what)
 
     def wake(self, program: Program[None]) -> None:
@@ -279,15 +274,11 @@ class LocalConnection(Connection):
             self._waiting = program
 
     async def receive(self, room: int) -> torch.Tensor:
-        del room
-        return cast(torch.Tensor, await _Wait(self))
+        frame = await self
+        if frame.numel() > room:
+            raise PayloadError(f"a frame of {frame.numel()} bytes from {self.peer}, where {room} have room")
+        return frame
 
-
-class _Wait:
-    """Hands a connection to the network and evaluates to what arrives on it."""
-
-    def __init__(self, connection: LocalConnection) -> None:
-        self._connection = connection
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self._connection)
+    def __await__(self) -> Generator[LocalConnection, torch.Tensor, torch.Tensor]:
+        """Hands this connection to the network, which resumes the program with what arrives on it."""
+        return (yield self)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from thinwire.server import checkpoint as checkpoints
 from thinwire.server.connections import ServerConnections, connect_to_servers
 from thinwire.server.options import Agreement, AsyLPG
 from thinwire.server.problems import Problem, as_problem
-from thinwire.server.record import EpochRecord, RunResult, progress_bar
+from thinwire.server.record import EpochRecord, ProgressLine, RunResult
 from thinwire.server.server import Server
 from thinwire.server.worker import Worker
 
@@ -59,12 +60,12 @@ def serve(
             part of the rows must take less.
         checkpoint: file for the state, written at every epoch, and every `checkpoint_every` updates.
         resume: go on from that file.
-        progress: a bar on the terminal; by default on shard 0, if there is one.
+        progress: a line on the terminal; by default on shard 0, if there is a terminal.
         on_epoch: called with the record of every snapshot.
     """
     checks.positive("asylpg", "timeout", timeout)
     if checkpoint_every is not None:
-        checks.whole("asylpg", "checkpoint_every", checkpoint_every, 1)
+        checks.at_least("asylpg", "checkpoint_every", checkpoint_every, 1)
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ConfigError("asylpg: resume and checkpoint_every need checkpoint=FILE")
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
@@ -87,8 +88,12 @@ def serve(
         checkpoints.load(server, file)
         log.info("shard %d continues at epoch %d, update %d", shard, server.state.epoch, server.state.version)
     shown = (shard == 0 and sys.stderr.isatty()) if progress is None else progress
-    with progress_bar(server, shown) as tick:
-        return ServerConnections(server, _store(store), name, timeout).run(tick)
+    line = ProgressLine(server) if shown else None
+    try:
+        return ServerConnections(server, _store(store), name, timeout).run(line.tick if line else None)
+    finally:
+        if line is not None:
+            line.close()
 
 
 def work(
@@ -111,7 +116,7 @@ def work(
     The others are those of `serve`. Returns the final parameters, which the problem takes over, too.
     """
     checks.positive("asylpg", "timeout", timeout)
-    checks.whole("asylpg", "index", index, 0)
+    checks.at_least("asylpg", "index", index, 0)
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
     kernels.prepare(None, problem.kernels)
     given = _store(store)
@@ -161,12 +166,12 @@ def asylpg(
         def loss(model, batch):
             return cross_entropy(model(batch[0]), batch[1])
 
-        thinwire.server.asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
+        asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ThinwireError(
             "torch.distributed is not initialised: call torch.distributed.init_process_group first "
-            "(torchrun sets the environment it needs), or use serve and work of thinwire.server with a store"
+            "(torchrun sets the environment it needs), or use thinwire.server.serve and work with a store"
         )
     try:
         asked = AsyLPG(**options)
@@ -178,32 +183,20 @@ def asylpg(
             f"asylpg: {dist.get_world_size()} ranks are too few for {shards} shards and one worker at least"
         )
     problem = as_problem(model, loss, dataset)
+    common = {"workers": workers, "shards": shards, "store": store, "name": name, "timeout": timeout}
     if rank >= shards:
-        return work(
-            problem,
-            asked,
-            index=rank - shards,
-            workers=workers,
-            shards=shards,
-            store=store,
-            name=name,
-            timeout=timeout,
-        )
+        return work(problem, asked, index=rank - shards, **cast(Any, common))
     result = serve(
         problem,
         asked,
-        workers=workers,
-        min_workers=min_workers,
         shard=rank,
-        shards=shards,
-        store=store,
-        name=name,
-        timeout=timeout,
+        min_workers=min_workers,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
         progress=progress,
         on_epoch=on_epoch,
+        **cast(Any, common),
     )
     if shards > 1:
         result.parameters = _join_shards(_store(store), name, result.parameters, rank, shards, timeout)
@@ -213,8 +206,6 @@ def asylpg(
 
 def _join_shards(store: Any, name: str, part: Any, shard: int, shards: int, timeout: float) -> Any:
     """All servers' parts, through the store: once a run, and no group of theirs is needed."""
-    from datetime import timedelta
-
     number = store.add(f"thinwire/{name}/{shard}/ends", 1)
     keys = [f"thinwire/{name}/{other}/end/{number}" for other in range(shards)]
     store.set(keys[shard], part.astype(np.float32).tobytes())

@@ -174,9 +174,8 @@ class ModuleProblem:
 
     def difference(self, x: Vector, snapshot: Vector, rows: Rows) -> Vector:
         batch = self._batch(torch.from_numpy(rows))
-        random = self._random_state()
-        _, here = self._gradient(x, batch)
-        self._set_random_state(random)
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            _, here = self._gradient(x, batch)
         _, there = self._gradient(snapshot, batch)
         return here - there
 
@@ -218,17 +217,6 @@ class ModuleProblem:
             return cast(Any, data).default_collate([self._dataset[int(row)] for row in rows])
         found = tuple(t[rows.to(t.device)].to(self._device) for t in self._tensors)
         return found[0] if isinstance(self._dataset, torch.Tensor) else found
-
-    def _random_state(self) -> torch.Tensor:
-        return (
-            torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
-        )
-
-    def _set_random_state(self, state: torch.Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
 
 
 def _tensors(dataset: object) -> tuple[torch.Tensor, ...] | None:

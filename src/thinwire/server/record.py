@@ -1,10 +1,10 @@
-"""What a run reports: a record of every epoch, the result, and a progress bar."""
+"""What a run reports: a record of every epoch, the result, and a line on the terminal."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,40 +59,37 @@ class RunResult:
         return self.history[-1].objective if self.history else float("nan")
 
 
-@contextmanager
-def progress_bar(server: Server, shown: bool) -> Generator[Callable[[], None] | None, None, None]:
-    """Gives a function to be called often; None if nothing is to be shown."""
-    if not shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+class ProgressLine:
+    """A line on the terminal, written again some times a second."""
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    begin, before, last = time.monotonic(), server.state.version, 0.0
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as progress:
-        task = progress.add_task("waiting", total=server.options.epochs * server.options.epoch_length)
+    def __init__(self, server: Server) -> None:
+        self._server, self._first, self._begin = server, server.state.version, time.monotonic()
+        self._last = 0.0
 
-        def tick() -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= REFRESH_SECONDS:
-                last, version = now, server.state.version
-                progress.update(task, description=status(server, begin, before), completed=version)
+    def tick(self) -> None:
+        """To be called often."""
+        if time.monotonic() - self._last >= REFRESH_SECONDS:
+            self._last = time.monotonic()
+            line = status(self._server, self._begin, self._first)
+            sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
+            sys.stderr.flush()
 
-        yield tick
+    def close(self) -> None:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def status(server: Server, begin: float, before: int = 0) -> str:
     """One line on how the run goes."""
     state, counts = server.state, server.state.staleness
     objective = f"{state.history[-1].objective:.6g}" if state.history else "?"
-    rate = (state.version - before) / max(time.monotonic() - begin, 1e-9)
+    seconds, epochs = max(time.monotonic() - begin, 1e-9), server.options.epochs
+    done, rate = state.version / (epochs * server.options.epoch_length), (state.version - before) / seconds
     applied = int(counts.sum())
     mean = float(counts @ np.arange(len(counts))) / applied if applied else 0.0
     highest = int(np.flatnonzero(counts)[-1]) if applied else 0
     return (
-        f"epoch {state.epoch}/{server.options.epochs}, objective {objective}, {rate:,.0f} updates/s, "
-        f"staleness {mean:.1f} (at most {highest}), {(state.bits_down + state.bits_up) / 8e6:,.2f} MB, "
-        f"{len(server.peers)} workers"
+        f"epoch {state.epoch}/{epochs} ({done:.0%} in {seconds:.0f} s), "
+        f"objective {objective}, {rate:,.0f} updates/s, staleness {mean:.1f} (at most {highest}), "
+        f"{(state.bits_down + state.bits_up) / 8e6:,.2f} MB, {len(server.peers)} workers"
     )

@@ -90,15 +90,11 @@ class Server:
     """One shard. A transport calls `start`, then `receive`, `lose` and `tick`, until it is `finished`.
 
     Args:
-        agreement: options, sizes and shards that server and workers have in common.
-        shard: which one this is.
+        agreement: what server and workers have in common.
+        shard, workers, min_workers, on_epoch: as for `thinwire.server.serve`.
         start: this shard's parameters.
-        workers: how many are expected; the run begins when they are there, or some time later with
-            `min_workers`.
-        min_workers: the run ends with an error when fewer are left.
         meter: where the transport counts bytes, for the record.
         on_update: called after every update with the version and the parameters (for tests).
-        on_epoch: called with every new record.
         on_save: called whenever the state is worth keeping: at every epoch, and every `save_every` updates.
     """
 
