@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import TypeGuard
+from collections.abc import Callable, Collection
+from typing import Any, TypeGuard
 
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
@@ -65,6 +65,12 @@ def exchange(method: str, option: str, value: object) -> None:
             f"{method}: {option} must be a method that averages tensors, such as QSGD(bits=4), not {value!r};"
             f" in a method string it stands without quotes: {method}({option}=qsgd(bits=4))"
         )
+
+
+def optional(check: Callable[..., None], method: str, option: str, value: object, *limits: Any) -> None:
+    """`check` unless the value is None."""
+    if value is not None:
+        check(method, option, value, *limits)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

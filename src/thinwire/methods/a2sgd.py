@@ -54,9 +54,8 @@ class A2SGD(Exchange):
     def __post_init__(self) -> None:
         checks.flag(self.name, "allow_drift", self.allow_drift)
         checks.scope(self.name, self.scope)
-        if self.average_every is not None:
-            checks.whole(self.name, "average_every", self.average_every, 1)
-        elif not self.allow_drift:
+        checks.optional(checks.whole, self.name, "average_every", self.average_every, 1)
+        if self.average_every is None and not self.allow_drift:
             raise ConfigError(
                 f"{self.name}: with average_every=None nothing ever brings the replicas together; give a "
                 "number of steps, or say allow_drift=True if every rank shall end with a model of its own"

@@ -71,8 +71,7 @@ class DGC(SparseByRatio):
         super().__post_init__()
         checks.momentum(self.name, self.momentum)
         checks.flag(self.name, "nesterov", self.nesterov)
-        if self.clip is not None:
-            checks.positive(self.name, "clip", self.clip)
+        checks.optional(checks.positive, self.name, "clip", self.clip)
         if not self.feedback:
             raise ConfigError(f"{self.name}: feedback=False would send momentum and lose the rest; use topk")
 

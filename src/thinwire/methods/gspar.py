@@ -62,8 +62,7 @@ class GSpar(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.whole(self.name, "rounds", self.rounds, 0)
-        if self.budget is not None:
-            checks.positive(self.name, "budget", self.budget)
+        checks.optional(checks.positive, self.name, "budget", self.budget)
         checks.scope(self.name, self.scope)
 
     @property

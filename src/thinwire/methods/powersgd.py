@@ -9,20 +9,12 @@ import torch
 
 from thinwire.core import checks
 from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, replicated, residual
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
 from thinwire.methods.dense import exact_mean
 from thinwire.methods.families.feedback import DenseMemory
-
-
-@dataclass
-class PowerSGDState(State):
-    """`p` is empty where it is not needed again: it is only with `alternate`."""
-
-    error: torch.Tensor = residual()
-    p: torch.Tensor = replicated()
-    q: torch.Tensor = replicated()
+from thinwire.methods.families.low_rank import Factors, dimensions, matrix, random_factor
 
 
 @dataclass(frozen=True)
@@ -75,65 +67,50 @@ class PowerSGD(Exchange):
         return ("finite", "feedback")
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
-        n, m, r = self._dimensions(slot)
-        dense = small or len(slot.shape) < 2 or r * (n + m) >= n * m
-        return None if dense else self
+        n, m, r = dimensions(slot, self.rank)
+        return None if small or len(slot.shape) < 2 or r * (n + m) >= n * m else self
 
-    def init(self, layout: Layout) -> PowerSGDState:
-        (n, m, r), device = self._dimensions(*layout.slots), layout.device
+    def init(self, layout: Layout) -> Factors:
+        (n, m, r), device = dimensions(layout.slots[0], self.rank), layout.device
         error = torch.zeros(layout.numel if self.feedback else 0, device=device)
         p = torch.zeros(n if self.alternate else 0, r, device=device)
-        return PowerSGDState(error, p, torch.zeros(m, r, device=device))
+        return Factors(error, p, torch.zeros(m, r, device=device))
 
-    async def run(self, x: torch.Tensor, out: torch.Tensor, state: PowerSGDState, ch: Channel) -> None:
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Factors, ch: Channel) -> None:
         if ch.step < self.start_after:
             await exact_mean(x, out, ch)
             return
         n, m = x.numel() // state.q.shape[0], state.q.shape[0]
         # The longer factors of all tensors travel in the same steps, so that `payload_bytes` is one step's.
-        turned = self.alternate and (n >= m) == (ch.step % 2 == 0)  # all for M^T: P takes the place of Q
+        turned = self.alternate and (n >= m) == (ch.step % 2 == 0)  # to send P: the same for M^T
         p, q = (state.q, state.p) if turned else (state.p, state.q)
+        start = p if self.alternate else q
+        if not self.warm_start or not bool(start.any()):
+            start = random_factor(start, ch)
         with DenseMemory(state.error, x, out) as memory:
-            M = _matrix(memory.u.float(), m, turned)  # M = g + e
-            basis = self._start(p if self.alternate else q, ch)
+            M = matrix(memory.u.float(), m, turned)  # M = g + e
             if not self.alternate:
-                basis = await ch.mean(M @ basis)  # P = mean M Q
-                if not bool(basis.isfinite().all()):  # equal on all ranks: all leave out the second round
+                start = await ch.mean(M @ start)  # P = mean M Q
+                if not bool(start.isfinite().all()):  # equal on all ranks: all leave out the second round
                     await ch.commit(False)
                     return
-            P = cast(torch.Tensor, torch.linalg.qr(basis)[0])  # P = orthogonalise(P)
+            P = cast(torch.Tensor, torch.linalg.qr(start)[0])  # P = orthogonalise(P)
             mine = M.T @ P  # Q_i = M^T P
             Q = await ch.mean(mine)  # Q = mean Q_i
             if await ch.commit(bool(Q.isfinite().all())):
                 q.copy_(Q)
                 e = memory.commit()
                 if self.feedback:
-                    _matrix(e, m, turned).addmm_(P, mine.T, alpha=-1)  # e = M - P Q_i^T
+                    matrix(e, m, turned).addmm_(P, mine.T, alpha=-1)  # e = M - P Q_i^T
         if out.dtype == torch.float32:
-            torch.mm(P, Q.T, out=_matrix(out, m, turned))  # out = P Q^T
+            torch.mm(P, Q.T, out=matrix(out, m, turned))  # out = P Q^T
         else:
-            _matrix(out, m, turned).copy_(P @ Q.T)
-
-    def _start(self, factor: torch.Tensor, ch: Channel) -> torch.Tensor:
-        """The last step's factor, or a random one, equal on all ranks."""
-        if self.warm_start and bool(factor.any()):
-            return factor
-        return torch.randn(factor.shape, generator=ch.shared_rng(), device=factor.device)
+            matrix(out, m, turned).copy_(P @ Q.T)
 
     def exact(self) -> Exchange:
         """Full rank: no matrix is worth it any more, and all go dense."""
         return replace(self, rank=2**31)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        n, m, r = self._dimensions(*layout.slots)
+        n, m, r = dimensions(layout.slots[0], self.rank)
         return r * (max(n, m) if self.alternate else n + m) * 4
-
-    def _dimensions(self, slot: Slot) -> tuple[int, int, int]:
-        n = slot.shape[0] if slot.shape else 1
-        m = slot.numel // n if n else 0
-        return n, m, min(self.rank, n, m)
-
-
-def _matrix(flat: torch.Tensor, columns: int, turned: bool) -> torch.Tensor:
-    matrix = flat.view(-1, columns)
-    return matrix.T if turned else matrix

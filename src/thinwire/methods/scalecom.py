@@ -55,8 +55,7 @@ class ScaleCom(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.fraction(self.name, "beta", self.beta)
-        if self.chunk is not None:
-            checks.whole(self.name, "chunk", self.chunk, 2, LONGEST_CHUNK)
+        checks.optional(checks.whole, self.name, "chunk", self.chunk, 2, LONGEST_CHUNK)
         checks.scope(self.name, self.scope)
 
     @property

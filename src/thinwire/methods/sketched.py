@@ -43,8 +43,8 @@ class Sketched(Exchange):
     Args:
         ratio: the part of the entries that is sent, k = max(1, ratio * n).
         rows: of the table, 1, 3, 5 or 7; an entry's estimate is the median over the rows.
-        cols: of the table; None is k, at least 64. More cost more and miss less: with 10 k, nearly all of
-            k entries that stand out are among 4 k candidates. A larger `ratio` usually pays more.
+        cols: of the table; None is k, at least 64. With 10 k, nearly all of k entries that stand out are
+            among 4 k candidates; but a larger `ratio` usually pays more.
         k: how many entries are sent, in place of `ratio`.
         candidates: P.
         momentum: a; with 0 nothing is lost: what is not sent stays in v.
@@ -73,9 +73,9 @@ class Sketched(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.one_of(self.name, "rows", self.rows, (1, 3, 5, 7))
-        for option, value in (("cols", self.cols), ("k", self.k), ("candidates", self.candidates)):
-            if value is not None or option == "candidates":
-                checks.whole(self.name, option, value, 1)
+        checks.optional(checks.whole, self.name, "cols", self.cols, 1)
+        checks.optional(checks.whole, self.name, "k", self.k, 1)
+        checks.whole(self.name, "candidates", self.candidates, 1)
         checks.momentum(self.name, self.momentum)
         checks.scope(self.name, self.scope)
 
@@ -89,10 +89,8 @@ class Sketched(Exchange):
         return ("finite", "selection", "scatter", "sketch")
 
     def init(self, layout: Layout) -> SketchedState:
-        n, device = layout.numel, layout.device
-        return SketchedState(
-            torch.zeros(n, device=device), torch.zeros(n if self.momentum else 0, device=device)
-        )
+        sizes = layout.numel, layout.numel if self.momentum else 0
+        return SketchedState(*(torch.zeros(size, device=layout.device) for size in sizes))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         fallback = HeavyBall(self.momentum) if self.momentum else None
@@ -102,7 +100,7 @@ class Sketched(Exchange):
         n, (k, cols, fetched), seed = x.numel(), self.sizes(x.numel()), ch.shared_seed()
         u, _ = corrected(x, state.u, self.momentum)  # u = a u + g
         v = state.v + u  # v = v + u
-        if self.rows * cols + fetched >= n:
+        if self.rows * cols + fetched >= n:  # a sketch would be no smaller than v
             v = await ch.mean(v, v)
             if await ch.commit(kernels.all_finite(v)):
                 state.v.zero_()

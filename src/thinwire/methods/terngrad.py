@@ -46,8 +46,7 @@ class TernGrad(Quantised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip is not None:
-            checks.positive(self.name, "clip", self.clip)
+        checks.optional(checks.positive, self.name, "clip", self.clip)
 
     @property
     def traits(self) -> Traits:

@@ -65,7 +65,7 @@ def serve(
     """
     checks.positive("asylpg", "timeout", timeout)
     if checkpoint_every is not None:
-        checks.at_least("asylpg", "checkpoint_every", checkpoint_every, 1)
+        checks.whole("asylpg", "checkpoint_every", checkpoint_every, 1)
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ConfigError("asylpg: resume and checkpoint_every need checkpoint=FILE")
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
@@ -116,7 +116,7 @@ def work(
     The others are those of `serve`. Returns the final parameters, which the problem takes over, too.
     """
     checks.positive("asylpg", "timeout", timeout)
-    checks.at_least("asylpg", "index", index, 0)
+    checks.whole("asylpg", "index", index, 0)
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
     kernels.prepare(None, problem.kernels)
     given = _store(store)
