@@ -14,6 +14,7 @@ from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.blocking import Blocking
+from thinwire.errors import ThinwireError
 from thinwire.net import executor
 from thinwire.net.link import Links
 from thinwire.net.meter import Meter
@@ -160,7 +161,12 @@ class BaseSession(ABC):
 
     def run(self, program: Program) -> bool:
         """Run a program on the first private group; True if the step was committed."""
-        return Blocking(self.engine.executor.execute).run(program)
+        try:
+            execute = self.engine.executor.execute
+        except ThinwireError:
+            program.close()  # or Python warns that nobody has awaited it
+            raise
+        return Blocking(execute).run(program)
 
     # -- the end ---------------------------------------------------------------------------------------
 
