@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from thinwire.errors import ConfigError
+from thinwire.tools.report.figures import Curve, lines
 from thinwire.tools.workloads import Dataset
 
 P = ParamSpec("P")
@@ -74,6 +77,27 @@ class Outcome(Findings):
         formats = [header[name] if isinstance(header, Mapping) else "" for name in header]
         cells = tuple(tuple(cell(*pair) for pair in zip(row, formats, strict=True)) for row in rows)
         self.tables.append(Table(title, tuple(header), cells))
+
+    def figure(
+        self,
+        title: str,
+        curves: Mapping[str, Curve],
+        x: str,
+        y: str,
+        *,
+        log: Literal["", "x", "xy"] = "",
+        mode: Literal["lines", "markers", "both"] = "lines",
+    ) -> None:
+        """One line per named curve; `log`: the axes that are logarithmic."""
+        self.figures[title] = lines(
+            curves,
+            x,
+            y,
+            log_x="x" in log,
+            log_y="y" in log,
+            markers=mode == "both",
+            only_markers=mode == "markers",
+        )
 
     def findings(self) -> Findings:
         return Findings(self.claims, self.tables, self.notes)
@@ -193,6 +217,12 @@ class Reproduction:
     paper: str
     run: Callable[[Context], Outcome]
     methods: tuple[str, ...] = ()
+
+
+def exponent(points: Iterable[tuple[float, float]]) -> float:
+    """The power of x that y follows: the slope of log y over log x, by least squares."""
+    xs, ys = zip(*((math.log(x), math.log(y)) for x, y in points), strict=True)
+    return statistics.linear_regression(xs, ys).slope
 
 
 def percent(share: float, digits: int = 2) -> str:

@@ -12,11 +12,11 @@ from reproductions import sparse
 from reproductions.a2sgd import PUBLISHED, Watched
 from reproductions.asylpg import published
 from reproductions.asylpg_runs import ALGORITHMS, FULL, History
-from reproductions.base import Claim, Outcome
+from reproductions.base import Claim, Outcome, exponent
 from reproductions.cohort import Recipe
 from reproductions.page import markdown
 from reproductions.picture import MOST_POINTS, svg
-from reproductions.pqasgd import COARSE, FINE, quantiser_loss, slope
+from reproductions.pqasgd import COARSE, FINE, quantiser_loss
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
 from thinwire.tools.report.figures import lines
@@ -62,8 +62,8 @@ def test_two_means_leave_most_of_the_way_to_the_mean() -> None:
     assert 0.7 < left[PUBLISHED] < 1.3
 
 
-def test_slope_of_a_power() -> None:
-    assert slope([(x, 3 * x**-0.5) for x in (1.0, 10.0, 50.0)]) == pytest.approx(-0.5)
+def test_the_exponent_of_a_power() -> None:
+    assert exponent([(x, 3 * x**-0.5) for x in (1.0, 10.0, 50.0)]) == pytest.approx(-0.5)
 
 
 def test_quantisers_lose_what_is_said_of_them() -> None:
