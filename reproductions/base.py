@@ -127,7 +127,7 @@ def described(value: object) -> str:
 class Context:
     """What a reproduction is given: where the data are, how much to do, and a memory of what is done.
 
-    Every finished part is a file below `parts` in the output folder; a run that was stopped continues behind
+    Every finished part is a file below `parts` in the output folder; a run that was stopped continues after
     the last one.
     """
 
@@ -170,12 +170,12 @@ class Context:
         path = self._parts / f"{hashlib.sha256(call.encode()).hexdigest()[:20]}.msgpack"
         if not path.exists():
             made = msgspec.msgpack.encode(Part(call, function(*args, **kwargs)))
-            partial_file = path.with_suffix(".partial")
-            partial_file.write_bytes(made)
-            partial_file.replace(path)
-        kept: Any = Part[get_type_hints(function)["return"]]
+            unfinished = path.with_suffix(".partial")
+            unfinished.write_bytes(made)
+            unfinished.replace(path)
+        record: Any = Part[get_type_hints(function)["return"]]
         try:
-            part: Part[Value] = msgspec.msgpack.decode(path.read_bytes(), type=kept)
+            part: Part[Value] = msgspec.msgpack.decode(path.read_bytes(), type=record)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path} cannot be read ({error}): remove it to compute it again") from None
         if part.call != call:
