@@ -1,4 +1,4 @@
-"""A2SGD: what two means a step are worth, beside no communication at all and periodic averaging."""
+"""A2SGD: what two means per step are worth, against no communication and periodic averaging."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from reproductions.base import Context, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Gradients, Recipe, images
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate
 
@@ -38,9 +37,9 @@ class Silent(Cohort):
 
 
 class Watched(Cohort):
-    """Notes how much of the way to the mean of all gradients is left after the exchange.
+    """Records how much of the distance to the mean of all gradients is left after the exchange.
 
-    `left` has |out_i - mean| / |g_i - mean| of the first worker, a value a step: 0 is a full mean, 1 no
+    `left` has |out_i - mean| / |g_i - mean| of the first worker for each step: 0 is a full mean, 1 no
     communication.
     """
 
@@ -110,19 +109,18 @@ def run(context: Context) -> Outcome:
         [(v, last[v].single, last[v].mean, last[v].spread, one.left, one.sent) for v, one in found.items()],
     )
     for field, label in (("single", "one replica"), ("mean", "averaged"), ("spread", "spread")):
-        outcome.figures[f"{label} against steps"] = lines(
-            {v: ([p.step for p in f.curve], [getattr(p, field) for p in f.curve]) for v, f in found.items()},
-            "step",
-            label,
-        )
+        curves = {
+            v: ([p.step for p in f.curve], [getattr(p, field) for p in f.curve]) for v, f in found.items()
+        }
+        outcome.figure(f"{label} against steps", curves, "step", label)
     own, alone = last[PUBLISHED], last[ALONE]
     sent, left = found[PUBLISHED].sent, found[PUBLISHED].left
     gained = 100 * (own.single - alone.single)
     lost = 100 * (last[DENSE].single - own.single)
     outcome.claim(
-        "bytes a step do not depend on the model",
+        "bytes per step do not depend on the model",
         "two numbers: 64 bits",
-        f"{sent:,.0f} bytes sent a step, 8 of them payload",
+        f"{sent:,.0f} bytes sent per step, 8 of them payload",
         sent < 100,
     )
     outcome.claim(
@@ -130,19 +128,19 @@ def run(context: Context) -> Outcome:
         "close to dense (remembered; figures not recovered)",
         f"{percent(own.single)} for one replica, {lost:+.2f} points below dense",
         lost <= 0.5,
-        "replicas are never brought together, so each has learned from its own batches only",
+        "replicas are never averaged, so each learns from its own batches only",
     )
     outcome.claim(
         "the two means add something to training without communication",
         "implied by the method",
         f"{gained:+.2f} points over no communication, spread {own.spread:.3f} against {alone.spread:.3f}",
         gained > 0.3,
-        f"after it {percent(left, 1)} of a gradient's distance to the mean of all gradients is left: two "
-        "numbers cannot say where the others' gradients differ",
+        f"{percent(left, 1)} of a gradient's distance to the mean of all gradients is left after the "
+        "exchange: two numbers cannot say where the other gradients differ",
     )
     outcome.notes.append(
-        "Verdict: with the averaging of parameters that thinwire adds (every 32 steps), A2SGD does what "
-        "averaging the parameters every 32 steps does by itself; compare the last two rows."
+        "With the averaging of parameters that thinwire adds (every 32 steps), A2SGD is as good as averaging "
+        "the parameters every 32 steps alone; compare the last two rows."
     )
     return outcome
 

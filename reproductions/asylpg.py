@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from reproductions import asylpg_link as link
 from reproductions.asylpg_runs import (
@@ -21,10 +20,9 @@ from reproductions.asylpg_runs import (
     measure,
 )
 from reproductions.base import Claim, Context, Outcome, Reproduction
-from thinwire.tools.report.figures import lines
 
 SETS = ("mushrooms", "a9a", "ijcnn1", "w8a", "reuters")
-# Of the sets here the one most like real-sim: news, 8,315 words; real-sim has 20,958.
+# The set here that is most like real-sim: news, 8,315 words; real-sim has 20,958.
 NEAREST = "reuters"
 GAPS = (1e-4, 1e-8)
 REACHED = 1e-10
@@ -49,8 +47,7 @@ def ratio(full: int | None, own: int | None) -> float | None:
 
 
 def savings(one: Runs, label: str, level: float) -> tuple[float | None, float | None]:
-    """Bits, and bytes on the wire, that full precision spends until the objective is at most `level`, over
-    what this algorithm spends."""
+    """Bits, and bytes on the wire, until the objective is at most `level`: full precision over this one."""
     full, own = one.histories[FULL], one.histories[label]
     return ratio(full.bits_to(level), own.bits_to(level)), ratio(full.bytes_to(level), own.bytes_to(level))
 
@@ -79,19 +76,20 @@ def run(context: Context) -> Outcome:
         f"All runs of the first tables are {WORKERS} worker processes and a server over gloo on one machine. "
         f"Logistic regression: rows of length 1, l2 of {STRENGTH:g} as the proximal term, the step size 1/L "
         "(half of it for the sparse variant), batches of 16, epochs of 1,000 updates. Bits are codes, scales "
-        "and float32 vectors of all workers, both ways, until the first snapshot with such a gap; on the "
-        "wire headers and gloo's control messages count, too.",
-        "Where no number of bits is given, the way down has as many as the rule for mu = 0.5 asks for, the "
-        f"way up 4. The other numbers, and the floor of theta, were chosen on mushrooms, w8a and {NEAREST}.",
-        "6.48x means 9.9 bits an entry, both ways together. The paper's grid must resolve x - x~ out of x, "
-        "and needs more bits the closer they are: so few suffice only while the gap is large. Centered, the "
-        "bits stay the same, and fewer than the rule asks for still converge.",
+        "and float32 vectors of all workers, in both directions, until the first snapshot with such a gap; "
+        "on the wire, headers and gloo's control messages count, too.",
+        "Where no number of bits is given, parameters (down) have as many as the rule for mu = 0.5 asks for, "
+        f"gradients (up) 4. The other numbers, and the floor of theta, were chosen on mushrooms, w8a and "
+        f"{NEAREST}.",
+        "6.48x means 9.9 bits per entry, both directions together. The paper's grid must resolve x - x~ "
+        "relative to x, so it needs more bits as they approach each other: so few bits suffice only while "
+        "the gap is large. In centered mode the number of bits stays the same, and fewer than the rule asks "
+        "for still converge.",
     ]
     return outcome
 
 
 def _linear(outcome: Outcome, found: dict[str, Runs]) -> None:
-    figures: dict[str, Any] = {}
     for name, one in found.items():
         rows: list[Sequence[str]] = []
         for label, own in one.histories.items():
@@ -111,6 +109,7 @@ def _linear(outcome: Outcome, found: dict[str, Runs]) -> None:
             ),
             rows,
         )
+    for name, one in reversed(found.items()):  # the page shows the largest
         curves = {
             label: (
                 [(d + u) / 1e6 for d, u in zip(own.bits_down, own.bits_up, strict=True)],
@@ -118,10 +117,9 @@ def _linear(outcome: Outcome, found: dict[str, Runs]) -> None:
             )
             for label, own in one.histories.items()
         }
-        figures[f"Gap over bits, {name}"] = lines(
-            curves, "Mbit, both ways", "gap", log_x=True, log_y=True, markers=True
+        outcome.figure(
+            f"Gap over bits, {name}", curves, "Mbit, both directions", "gap", log="xy", mode="both"
         )
-    outcome.figures |= dict(reversed(figures.items()))
     worst = max(own.objective[-1] - one.least for one in found.values() for own in one.histories.values())
     outcome.claim(
         "every algorithm converges linearly, to a gap of 1e-10 and below",
@@ -151,7 +149,7 @@ def _linear(outcome: Outcome, found: dict[str, Runs]) -> None:
         for label, own in one.histories.items()
     }
     outcome.table(
-        f"{name}: bits an entry and update, down + up, in epoch ...",
+        f"{name}: bits per entry and update, down + up, by epoch",
         ("algorithm", *(str(number + 1) for number in range(len(spent[FULL])))),
         [(label, *(f"{down:.1f} + {up:.1f}" for down, up in each)) for label, each in spent.items()],
     )
@@ -165,7 +163,7 @@ def _why(one: Runs, label: str, level: float, updates: int) -> str:
     spent = one.histories[label].bits_per_entry(one.size, updates)[:ours]
     (first, up), (last, _) = spent[0], spent[-1]
     way_down = f"{first:.1f}" if last < first + 1 else f"{first:.1f} in the first, {last:.1f} in the last"
-    return f"{ours} epochs (full precision: {theirs}); bits an entry: down {way_down}, up {up:.1f}"
+    return f"{ours} epochs (full precision: {theirs}); bits per entry: down {way_down}, up {up:.1f}"
 
 
 def _reached(saved: float, paper: float) -> bool:
@@ -215,8 +213,8 @@ def _throughput(context: Context, outcome: Outcome) -> None:
     )
     fewest, most = found[min(counts)], found[max(counts)]
     outcome.table(
-        f"gradients applied a second at {link.RATE} a host, {'-'.join(map(str, link.WIDTHS))} network",
-        {"algorithm": ""} | {f"{workers} workers": ".1f" for workers in counts} | {"most over 1": ""},
+        f"gradients applied per second at {link.RATE} per host, {'-'.join(map(str, link.WIDTHS))} network",
+        {"algorithm": ""} | {f"{workers} workers": ".1f" for workers in counts} | {"growth": ""},
         [
             (label, *(one[label] for one in found.values()), _times(most[label] / fewest[label]))
             for label in (*link.ASYNCHRONOUS, link.SYNCHRONOUS)
@@ -224,11 +222,11 @@ def _throughput(context: Context, outcome: Outcome) -> None:
     )
     best, rival = most["AsyLPG, centered"], most[link.SYNCHRONOUS]
     outcome.claim(
-        f"asynchronous double quantisation applies more gradients a second at {link.RATE}",
-        "faster than full precision (no figure at hand)",
+        f"asynchronous double quantisation applies more gradients per second at {link.RATE}",
+        "faster than full precision (no figure known)",
         f"{best:.1f} against {rival:.1f} of {link.SYNCHRONOUS}, {max(counts)} workers",
         best > rival,
-        "synchronous steps count one gradient for every worker",
+        "a synchronous step counts one gradient for each worker",
     )
 
 

@@ -1,4 +1,4 @@
-"""Throughput on slow links: asynchronous runs against synchronous SVRG, every rank in a host of its own.
+"""Throughput on slow links: asynchronous runs against synchronous SVRG, every rank on its own host.
 
 Run as a program this is one rank: rank, size, address of rank 0, updates an epoch, epochs.
 """
@@ -30,7 +30,7 @@ SYNCHRONOUS = "synchronous all-reduce SVRG"
 
 
 def measure(workers: int, updates: int, epochs: int) -> dict[str, float]:
-    """Gradient differences a second that reach the parameters, by algorithm."""
+    """Gradient differences per second that are applied to the parameters, by algorithm."""
     from thinwire.tools.lab import namespaces
 
     with namespaces.network(workers + 1, rate=RATE) as hosts:
@@ -42,13 +42,13 @@ def measure(workers: int, updates: int, epochs: int) -> dict[str, float]:
             )
             for rank, host in enumerate(hosts)
         ]
-        told = ""
+        printed = ""
         for rank, process in enumerate(processes):
             out, err = process.communicate(timeout=900)
             if process.returncode:
                 raise RuntimeError(f"rank {rank} of the throughput run failed: {err[-2000:]}")
-            told = out if rank == 1 else told
-        return json.loads(told.splitlines()[-1])
+            printed = out if rank == 1 else printed
+        return json.loads(printed.splitlines()[-1])
 
 
 def _problem() -> Any:
@@ -71,7 +71,7 @@ def _problem() -> Any:
 
 
 def _asynchronous(updates: int, epochs: int, name: str, options: dict[str, Any]) -> float:
-    """Updates a second over whole epochs: snapshots and full gradients included, the first epoch apart."""
+    """Updates per second over whole epochs, snapshots and full gradients included; not the first epoch."""
     from thinwire.server import asylpg
 
     seconds: list[float] = []

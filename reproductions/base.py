@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from thinwire.errors import ConfigError
+from thinwire.tools.report.figures import Curve, lines
 from thinwire.tools.workloads import Dataset
 
 P = ParamSpec("P")
@@ -75,6 +78,27 @@ class Outcome(Findings):
         cells = tuple(tuple(cell(*pair) for pair in zip(row, formats, strict=True)) for row in rows)
         self.tables.append(Table(title, tuple(header), cells))
 
+    def figure(
+        self,
+        title: str,
+        curves: Mapping[str, Curve],
+        x: str,
+        y: str,
+        *,
+        log: Literal["", "x", "xy"] = "",
+        mode: Literal["lines", "markers", "both"] = "lines",
+    ) -> None:
+        """One line per named curve; `log`: the axes that are logarithmic."""
+        self.figures[title] = lines(
+            curves,
+            x,
+            y,
+            log_x="x" in log,
+            log_y="y" in log,
+            markers=mode == "both",
+            only_markers=mode == "markers",
+        )
+
     def findings(self) -> Findings:
         return Findings(self.claims, self.tables, self.notes)
 
@@ -103,7 +127,7 @@ def described(value: object) -> str:
 class Context:
     """What a reproduction is given: where the data are, how much to do, and a memory of what is done.
 
-    Every finished part is a file below `parts` in the output folder; a run that was stopped continues behind
+    Every finished part is a file below `parts` in the output folder; a run that was stopped continues after
     the last one.
     """
 
@@ -146,12 +170,12 @@ class Context:
         path = self._parts / f"{hashlib.sha256(call.encode()).hexdigest()[:20]}.msgpack"
         if not path.exists():
             made = msgspec.msgpack.encode(Part(call, function(*args, **kwargs)))
-            partial_file = path.with_suffix(".partial")
-            partial_file.write_bytes(made)
-            partial_file.replace(path)
-        kept: Any = Part[get_type_hints(function)["return"]]
+            unfinished = path.with_suffix(".partial")
+            unfinished.write_bytes(made)
+            unfinished.replace(path)
+        record: Any = Part[get_type_hints(function)["return"]]
         try:
-            part: Part[Value] = msgspec.msgpack.decode(path.read_bytes(), type=kept)
+            part: Part[Value] = msgspec.msgpack.decode(path.read_bytes(), type=record)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path} cannot be read ({error}): remove it to compute it again") from None
         if part.call != call:
@@ -193,6 +217,12 @@ class Reproduction:
     paper: str
     run: Callable[[Context], Outcome]
     methods: tuple[str, ...] = ()
+
+
+def exponent(points: Iterable[tuple[float, float]]) -> float:
+    """The power of x that y follows: the slope of log y over log x, by least squares."""
+    xs, ys = zip(*((math.log(x), math.log(y)) for x, y in points), strict=True)
+    return statistics.linear_regression(xs, ys).slope
 
 
 def percent(share: float, digits: int = 2) -> str:

@@ -6,7 +6,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import torch
@@ -22,7 +21,7 @@ from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
-from thinwire.tools.report.figures import lines
+from thinwire.tools.report.figures import Curve
 from thinwire.tools.workloads import Dataset, build
 from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import evaluate, loss
@@ -286,9 +285,8 @@ class Training(msgspec.Struct):
         return 100 * (other.accuracies[look][1] - self.accuracies[look][1])
 
 
-def loss_figure(found: Mapping[str, Training]) -> Any:
-    curves = {name: (range(1, len(one.losses) + 1), one.losses) for name, one in found.items()}
-    return lines(curves, "step", "loss")
+def loss_curves(found: Mapping[str, Training]) -> dict[str, Curve]:
+    return {name: (range(1, len(one.losses) + 1), one.losses) for name, one in found.items()}
 
 
 def train(

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from reproductions.base import Context, Outcome, Reproduction
+from reproductions.base import Context, Outcome, Reproduction, exponent
 from thinwire.distributions import (
     ExactCounts,
     Grouping,
@@ -62,7 +62,7 @@ def draw(p: F64, n: int, seed: int) -> NDArray[np.int64]:
     return np.minimum(np.searchsorted(cumulative, rng.random(n), side="right"), len(p) - 1)
 
 
-def line_up(domain: int) -> dict[str, Callable[[int], Coded]]:
+def protocols(domain: int) -> dict[str, Callable[[int], Coded]]:
     """Protocols for unstructured distributions, by name; made from a seed of what is public."""
     found: dict[str, Callable[[int], Coded]] = {"raw": lambda _: Raw(domain)}
     for bits in (1, 2, 4):
@@ -131,7 +131,7 @@ class Exactness(msgspec.Struct):
 def exactness(domain: int, n: int, repeats: int) -> list[Exactness]:
     rows: list[Exactness] = []
     for kind, p in distributions(domain).items():
-        for name, make in line_up(domain).items():
+        for name, make in protocols(domain).items():
             total, signed = 0.0, np.zeros(domain)
             for repeat in range(repeats):
                 found = errors(make(repeat), p, n, 7919 * repeat + len(rows))
@@ -158,7 +158,7 @@ def sweep(domain: int, sizes: tuple[int, ...], repeats: int) -> list[Point]:
     kinds = distributions(domain)
     rows: list[Point] = []
     for n in sizes:
-        for name, make in line_up(domain).items():
+        for name, make in protocols(domain).items():
             runs = [errors(make(repeat), kinds["zipf"], n, 31 * repeat + n) for repeat in range(repeats)]
             l2, l1 = float(np.mean([run.l2 for run in runs])), float(np.mean([run.l1 for run in runs]))
             rows.append(Point(name, n, n * make(0).bits_per_message, l2, l1))
@@ -279,10 +279,8 @@ def structured(domain: int, samples: int, repeats: int) -> list[Structured]:
 
 
 def slope(rows: Sequence[Point], name: str, norm: str) -> float:
-    """Of the error against n, in logarithms."""
-    found = [(math.log(row.n), math.log(getattr(row, norm))) for row in rows if row.protocol == name]
-    x, y = (np.array(values) for values in zip(*found, strict=True))
-    return float(np.polyfit(x, y, 1)[0])
+    """The exponent of n in the error of this protocol."""
+    return exponent((row.n, getattr(row, norm)) for row in rows if row.protocol == name)
 
 
 # -- the reproduction --------------------------------------------------------------------------------------
@@ -319,7 +317,7 @@ def run(context: Context) -> Outcome:
         for norm, title in NORMS.items():
             outcome.figures[f"{title} against total bits, domain {domain}"] = _plot(domain, rows, norm)
         outcome.table(
-            f"Errors on Zipf where nothing else is said, domain {domain}, n = {sizes[-1]:,}",
+            f"Errors, on Zipf unless stated otherwise, domain {domain}, n = {sizes[-1]:,}",
             {"protocol": "", "total bits": ",", "squared l2": ".2e", "l1": ".4f"},
             [(row.protocol, row.bits, row.l2, row.l1) for row in rows if row.n == sizes[-1]],
         )
@@ -340,7 +338,7 @@ def _exactness(outcome: Outcome, rows: Sequence[Exactness], settings: tuple[int,
     biases = [row.bias for row in rows if not row.protocol.startswith("simulate")]
     outcome.claim(
         "estimates are unbiased before projection",
-        "1 (the mean error is what chance makes it)",
+        "1 (the mean error is as large as chance makes it)",
         f"{min(biases):.2f} to {max(biases):.2f}",
         max(biases) < 3.0,
     )
@@ -395,8 +393,8 @@ def _single_claims(outcome: Outcome, more: Sequence[MoreBits], true: TrueSamples
     )
     outcome.claim(
         "simulate-and-infer gives true samples",
-        "accepted samples are distributed as p; a quarter of the rounds or more",
-        f"chi-squared {true.z:+.1f} deviations off its mean; {100 * true.share:.0f} % accepted",
+        "accepted samples are distributed as p; at least a quarter of the rounds is accepted",
+        f"chi-squared {true.z:+.1f} deviations from its mean; {100 * true.share:.0f} % accepted",
         abs(true.z) < 4 and true.share >= 0.25,
     )
 
@@ -408,7 +406,7 @@ def _structured(outcome: Outcome, rows: Sequence[Structured]) -> None:
         f"{min(r.promised for r in rows):.2g} to {max(r.promised for r in rows):.2g} times",
         f"{min(r.factor for r in rows):.2g} to {max(r.factor for r in rows):.2g} times",
         all(row.factor >= row.promised for row in rows),
-        f"nearest to its promise: {shortest.task}, domain {shortest.domain}",
+        f"closest to its bound: {shortest.task}, domain {shortest.domain}",
     )
     outcome.table(
         "Structured protocols and raw samples at equal bits",
@@ -443,6 +441,6 @@ def _plot(domain: int, rows: Sequence[Point], norm: str) -> Any:
 REPRODUCTION = Reproduction(
     title="Learning discrete distributions with few bits",
     paper="Diakonikolas, Grigorescu, Li, Natarajan, Onak, Schmidt, Communication-Efficient Distributed "
-    "Learning of Discrete Probability Distributions, NIPS 2017; and protocols for one sample a player",
+    "Learning of Discrete Probability Distributions, NIPS 2017; and protocols for one sample per player",
     run=run,
 )

@@ -14,7 +14,6 @@ import torch
 from reproductions.base import Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images, train
 from thinwire import kernels
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import text
 
@@ -210,10 +209,9 @@ def _shapes(outcome: Outcome, looks: dict[str, list[Shape]]) -> None:
     centre = [-4 + 8 * (number + 0.5) / BINS for number in range(BINS)]
     normal = [math.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) for x in centre]
     for label, found in looks.items():
-        curves = {f"step {one.step}": (centre, one.histogram) for one in found}
-        outcome.figures[f"residual + gradient of {label}, standardised"] = lines(
-            {"normal": (centre, normal), **curves}, "standard deviations from the mean", "density"
-        )
+        curves = {"normal": (centre, normal)} | {f"step {o.step}": (centre, o.histogram) for o in found}
+        title = f"residual + gradient of {label}, standardised"
+        outcome.figure(title, curves, "standard deviations from the mean", "density")
     outcome.table(
         f"residual + gradient with top-k {100 * RATIO:g} %: ||u - top_k(u)||^2 / ||u||^2 and bounds",
         {"model": "", "step": "", "mean / deviation": "+.4f", "excess kurtosis": ".1f"}
@@ -232,8 +230,8 @@ def _shapes(outcome: Outcome, looks: dict[str, list[Shape]]) -> None:
         f"|mean| at most {max(abs(o.mean / o.deviation) for o in everything):.3f} deviations; "
         f"excess kurtosis {min(kurtoses):.0f} to {max(kurtoses):.0f}",
         all(abs(o.mean) < 0.2 * o.deviation for o in everything),
-        "bell-shaped and centred, but with far heavier tails than a normal distribution: hence the "
-        "hardened threshold search of thinwire",
+        "bell-shaped and centred, but with far heavier tails than a normal distribution: this is why "
+        "thinwire corrects the threshold until it fits",
     )
     outcome.claim(
         "what top-k loses is below (1 - k/d)^2, not only below 1 - k/d",

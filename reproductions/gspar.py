@@ -15,7 +15,6 @@ from thinwire import kernels
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 
 BUDGETS = (0.1, 0.5, 1.0, 2.0, 4.0)
@@ -88,7 +87,7 @@ def least_loss(problem: Problem) -> float:
 
 
 class Descent(msgspec.Struct):
-    """The gap to the least loss, and bits that a worker handed over, after each epoch."""
+    """The gap to the least loss, and the payload bits of a worker, after each epoch."""
 
     gaps: list[float]
     bits: list[float]
@@ -201,7 +200,7 @@ def run(context: Context) -> Outcome:
 
 def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
     outcome.table(
-        "a network's gradient: entries kept and variance for a budget, beside uniform sampling of as many",
+        "a network's gradient: entries kept and variance for a budget, and uniform sampling of as many",
         {"budget": "g", "entries": ".2%", "E||Q||^2 / ||g||^2": ".4f", "drawn": ".3f", "uniform": ".2f"}
         | {"bits": ",.0f", "bound on bits": ",.0f"},
         [
@@ -234,17 +233,12 @@ def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
 
 def _convergence(outcome: Outcome, found: dict[str, Descent]) -> None:
     outcome.table(
-        "logistic regression, 4 workers: gap to the least loss, and bits a worker hands over",
+        "logistic regression, 4 workers: gap to the least loss, and payload bits per worker",
         {"": "", "first gap": ".3g", "last gap": ".3g", "bits": ",.0f"},
         [(name, one.gaps[0], one.gaps[-1], one.bits[-1]) for name, one in found.items()],
     )
-    outcome.figures["gap against bits"] = lines(
-        {name: (one.bits[1:], one.gaps[1:]) for name, one in found.items()},
-        "bits handed over per worker",
-        "gap",
-        log_x=True,
-        log_y=True,
-    )
+    curves = {name: (one.bits[1:], one.gaps[1:]) for name, one in found.items()}
+    outcome.figure("gap against bits", curves, "payload bits per worker", "gap", log="xy")
     last = {name: one.gaps[-1] for name, one in found.items()}
     outcome.claim(
         "sparsified SGD converges better than with uniform sampling",

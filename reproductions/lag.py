@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import torch
@@ -14,7 +14,7 @@ import torch
 from reproductions.base import Context, Outcome, Reproduction
 from thinwire.convex import Descent, Known, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
-from thinwire.tools.report.figures import lines
+from thinwire.tools.report.figures import Curve
 from thinwire.tools.workloads import data as datasets
 
 GAP = 1e-8
@@ -171,7 +171,7 @@ class Run(msgspec.Struct):
     bits: int
     gradients: int
     silence: int
-    curve: list[tuple[int, float | None]]
+    curve: list[tuple[int, float]]
 
 
 def descend(
@@ -179,9 +179,9 @@ def descend(
 ) -> Run:
     """Descend until the gap is reached.
 
-    The authors' script begins with gradients of ones that nobody has computed: plain gradient descent makes
-    one step with a single such vector, LAG as many as the window is long with one from each worker, and
-    only then looks at its rule. That is a start from somewhere, with something known.
+    The authors' script begins with gradients of ones that no worker has computed: plain gradient descent
+    makes one step with a single such vector, LAG as many as the window is long with one from each worker, and
+    only then applies its rule. That is another starting point, with known gradients.
     """
     workers, zero = len(problem.objectives), torch.zeros(problem.entries, dtype=torch.float64)
     ones, known, skipped = torch.ones_like(zero), None, 0
@@ -205,7 +205,7 @@ def descend(
         bits=last.bits + counted * last.bits // max(1, last.uploads),
         gradients=last.gradients,
         silence=max(max(one.silence) for one in trace.iterations),
-        curve=[(one.uploads + counted, one.gap) for one in trace.iterations[::every]],
+        curve=[(one.uploads + counted, cast(float, one.gap)) for one in trace.iterations[::every]],
     )
 
 
@@ -222,9 +222,12 @@ def sensitivity(task: Task) -> list[int]:
     return [measure(task, "lag-wk", AUTHORS, n * 1.25e-12).uploads for n in range(1, 9)]
 
 
-def gap_figure(runs: dict[str, Run]) -> Any:
-    curves = {name: tuple(zip(*one.curve, strict=True)) for name, one in runs.items()}
-    return lines(cast(Any, curves), "uploads", "gap", log_x=True, log_y=True)
+def gap_figure(outcome: Outcome, title: str, runs: Mapping[str, Run]) -> None:
+    curves: dict[str, Curve] = {
+        name: ([uploads for uploads, _ in one.curve], [gap for _, gap in one.curve])
+        for name, one in runs.items()
+    }
+    outcome.figure(title, curves, "uploads", "gap", log="xy")
 
 
 def run(context: Context) -> Outcome:
@@ -259,9 +262,8 @@ def run(context: Context) -> Outcome:
                 for key, one in runs.items()
             ],
         )
-        outcome.figures[f"{title}: gap against uploads"] = gap_figure(
-            {algorithm: one for (algorithm, start), one in runs.items() if start == PLAIN}
-        )
+        plain_runs = {algorithm: one for (algorithm, start), one in runs.items() if start == PLAIN}
+        gap_figure(outcome, f"{title}: gap against uploads", plain_runs)
     if not context.quick:
         _judge(context, outcome, {name: runs for (name, workers), runs in found.items() if workers == 9})
     return outcome
@@ -277,7 +279,7 @@ def _judge(context: Context, outcome: Outcome, found: dict[str, dict[tuple[Algor
                 counts = context.once(sensitivity, Task(name, 9, context.data))
                 if min(counts) < max(counts):
                     note = (
-                        f"which worker is just above the bound hangs on the last digits: {min(counts)} to "
+                        f"which worker exceeds the bound depends on the last digits: {min(counts)} to "
                         f"{max(counts)} uploads from 8 starts that differ by up to 1e-11"
                     )
             outcome.claim(
@@ -295,7 +297,7 @@ def _judge(context: Context, outcome: Outcome, found: dict[str, dict[tuple[Algor
         "Two of the three logistic sets ship labels of 0 and 1 for a loss that expects -1 and 1, so samples "
         f"of label 0 have no gradient. The published factor of GD over LAG-WK ({published:.0f}) needs that; "
         f"with corrected labels it is {fixed:.1f}.",
-        "All numbers are float64, uploads included; verdicts go by the authors' start. Uploads count "
+        "All numbers are float64, uploads included; claims are judged by the authors' start. Uploads count "
         "as in the paper, those of the last iteration included; flags and downloads are not counted.",
     ]
 

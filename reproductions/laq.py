@@ -14,7 +14,6 @@ from thinwire.convex import Descent, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
 from thinwire.methods import LASG, QSGD
 from thinwire.methods.families.lazy import Coder, Counts, Lazy
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate, loss
 
@@ -87,7 +86,7 @@ def error_bound(task: lag.Task, bits: int) -> float:
 
 
 class _Lazy(Cohort):
-    """Workers that compute a second gradient on the same batch, where the method compares."""
+    """Workers that compute a second gradient on the same batch, if the method compares the two."""
 
     def backward(self, rank: int, rows: torch.Tensor) -> float:
         if isinstance(self.exchange, LASG):
@@ -98,9 +97,9 @@ class _Lazy(Cohort):
 
 
 class Reached(msgspec.Struct):
-    """When the loss was reached: bits that all workers handed over, and the bits of their uploads alone.
+    """When the loss was reached: payload bits of all workers, and the bits of their uploads alone.
 
-    The latter are what the papers count: without what comes back, or a second round.
+    The papers count only the latter, without the sum that is returned or a second round.
     """
 
     steps: int
@@ -110,7 +109,7 @@ class Reached(msgspec.Struct):
 
 
 class Training(msgspec.Struct):
-    """`curve` has (bits that all workers handed over, mean loss of the last steps)."""
+    """`curve` has (payload bits of all workers, mean loss of the last steps)."""
 
     reached: Reached | None
     curve: list[tuple[float, float]]
@@ -172,10 +171,10 @@ def _deterministic(context: Context, outcome: Outcome) -> None:
     worst = context.once(error_bound, task, BITS)
     outcome.table(
         f"{key}, 9 workers, {BITS} bits, xi {XI:g}: until the loss is within {lag.GAP:g} of the optimum",
-        {"algorithm": "", "iterations": ",", "uploads": ",", "bits": ".3g", "longest silence": ""},
+        {"algorithm": "", "iterations": ",", "uploads": ",", "bits": ".3g", "longest skip": ""},
         [(name, one.iterations, one.uploads, one.bits, one.silence) for name, one in found.items()],
     )
-    outcome.figures["gap against uploads"] = lag.gap_figure({str(name): one for name, one in found.items()})
+    lag.gap_figure(outcome, "gap against uploads", found)
     for name, (uploads, bits) in EXPECTED.items() if task.name == lag.LINEAR else ():
         ours = found[name]
         outcome.claims.append(
@@ -195,7 +194,7 @@ def _deterministic(context: Context, outcome: Outcome) -> None:
             worst <= 1 + 1e-6,
         ),
         Claim(
-            f"nobody is silent for more than {MAX_SKIP} iterations",
+            f"no worker skips more than {MAX_SKIP} iterations in a row",
             str(MAX_SKIP),
             str(silence),
             silence <= MAX_SKIP,
@@ -222,21 +221,19 @@ def _stochastic(context: Context, outcome: Outcome) -> None:
     outcome.table(
         f"{data.name}, {recipe.workers} workers, batches of {recipe.batch}: until the mean training loss of "
         f"{AVERAGED_STEPS} steps is below {goal:g}, and accuracy after {recipe.steps} steps",
-        {"method": "", "steps": ",", "bits handed over": ".3g", "of dense": ".2%", "uploads": ","}
+        {"method": "", "steps": ",", "payload bits": ".3g", "of dense": ".2%", "uploads": ","}
         | {"bits of uploads": ".3g", "accuracy": ".2%", "sent per worker and step": ",.0f"},
         [(method, *cells(one.reached), one.accuracy, one.sent) for method, one in found.items()],
     )
-    outcome.figures["training loss against bits"] = lines(
-        {name: ([b for b, _ in one.curve], [v for _, v in one.curve]) for name, one in found.items()},
-        "bits handed over by all workers",
-        "training loss",
-        log_x=True,
+    curves = {m: ([bits for bits, _ in one.curve], [v for _, v in one.curve]) for m, one in found.items()}
+    outcome.figure(
+        "training loss against bits", curves, "payload bits of all workers", "training loss", log="x"
     )
     if not quick:
         for method, other in (("slaq(bits=4)", "dense"), ("slaq(bits=4)", "qsgd(bits=4)"), ("lasg", "dense")):
             _fewer_bits(outcome, method, other, found)
     outcome.notes.append(
-        "Bits are payloads that all workers hand over: codes, flags and, where a mean is cheaper than single "
+        "Payload bits are those of all workers: codes, flags and, where a mean is cheaper than single "
         "uploads, the dense mean. The last column is what a worker's interface sends, in both phases."
     )
 
@@ -253,8 +250,8 @@ def _fewer_bits(outcome: Outcome, method: str, other: str, found: dict[str, Trai
         paper,
         f"{mine.uploaded_bits:.3g} against {theirs.uploaded_bits:.3g}",
         mine.uploaded_bits < CLEARLY * theirs.uploaded_bits,
-        f"{skipped:.0f} % of the uploads are left out; {mine.steps} steps against {theirs.steps}. All that "
-        f"is handed over, the sum that comes back included: {mine.bits / theirs.bits:.2f} of {other}'s",
+        f"{skipped:.0f} % of the uploads are skipped; {mine.steps} steps against {theirs.steps}. The whole "
+        f"payload, the returned sum included, is {mine.bits / theirs.bits:.2f} of that of {other}",
     )
 
 

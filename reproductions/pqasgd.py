@@ -11,11 +11,10 @@ import msgspec
 import torch
 from torch import nn
 
-from reproductions.base import Context, Outcome, Reproduction
+from reproductions.base import Context, Outcome, Reproduction, exponent
 from reproductions.cohort import LocalCohort, Recipe, mean_into, train
 from thinwire.averaging import Periodic
 from thinwire.methods import QSGD
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import loss
@@ -159,14 +158,6 @@ def measure(
     )
 
 
-def slope(points: list[tuple[float, float]]) -> float:
-    """Of the straight line through (log x, log y), by least squares."""
-    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    above = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True))
-    return above / sum((x - x_mean) ** 2 for x in xs)
-
-
 # -- the run -----------------------------------------------------------------------------------------------
 
 
@@ -234,26 +225,26 @@ def run(context: Context) -> Outcome:
 def _few_bytes(work: _Run, outcome: Outcome) -> None:
     dense_accuracy, dense_payload, dense_sent = work.accuracy("dense")
     rows: list[tuple[object, ...]] = [("dense", dense_accuracy, "", dense_payload, "100 %", "100 %")]
-    kept: dict[str, float] = {}
+    near: dict[str, float] = {}
     for method in work.sizes.methods:
         accuracy, payload, sent = work.accuracy(method)
         points, share = 100 * (accuracy - dense_accuracy), payload / dense_payload
         rows.append((method, accuracy, points, payload, share, sent / dense_sent))
         if method.startswith("pqasgd") and 3 <= 100 * share <= 5.5:
-            kept[f"{method}: {points:+.2f} at {100 * share:.1f} %"] = abs(points)
+            near[f"{method}: {points:+.2f} at {100 * share:.1f} %"] = abs(points)
     recipe = work.sizes.recipe
     outcome.table(
         f"{work.data.name}, network of {recipe.hidden[0]} hidden units, {recipe.workers} workers, batches of "
         f"{recipe.batch}, {recipe.steps} steps, mean of {len(work.sizes.seeds)} seeds",
-        {"method": "", "accuracy": ".2%", "to dense, points": "+.2f", "payload a step": ",.0f"}
+        {"method": "", "accuracy": ".2%", "to dense, points": "+.2f", "payload per step": ",.0f"}
         | {"of dense": ".1%", "sent, of dense": ".1%"},
         rows,
     )
     outcome.claim(
-        f"PQASGD converges as full communication does, within {WITHIN_POINTS} points at equal steps",
+        f"PQASGD converges like full communication, within {WITHIN_POINTS} points at equal steps",
         "3-5 % of the data size, same convergence (abstract)",
-        "; ".join(kept) or "none in that range",
-        bool(kept) and max(kept.values()) <= WITHIN_POINTS,
+        "; ".join(near) or "none in that range",
+        bool(near) and max(near.values()) <= WITHIN_POINTS,
     )
 
 
@@ -271,7 +262,7 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
     squares = {key: one.mean_square for key, one in found.items()}
     of = {name: {key[1:]: v for key, v in squares.items() if key[0] == name} for name in SPEED_UP}
     outcome.table(
-        f"mean squared gradient norm at the replicas' mean, batches of {work.sizes.small.batch} a worker, "
+        f"mean squared gradient norm at the replicas' mean, batches of {work.sizes.small.batch} per worker, "
         f"step size {STEP_SIZE} sqrt(M / K)",
         {"": "", "M": ""} | {f"K = {steps}": ".4f" for steps in work.sizes.lengths},
         [
@@ -281,24 +272,20 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
         ],
     )
     inside = {name: own for name, own in of.items() if name != OUTSIDE}
-    outcome.figures["Mean squared gradient norm against M K"] = lines(
-        {name: _by_product(own) for name, own in inside.items()},
-        "workers times steps, M K",
-        "mean squared gradient norm",
-        log_x=True,
-        log_y=True,
-        markers=True,
+    norm = "mean squared gradient norm"
+    products = {name: _by_product(own) for name, own in inside.items()}
+    outcome.figure(
+        f"{norm.capitalize()} against M K", products, "workers times steps, M K", norm, log="xy", mode="both"
     )
     curves = {
         f"{name}, M = {workers}": (one.steps, one.losses)
         for (name, workers, steps), one in found.items()
         if steps == longest
     }
-    outcome.figures[f"Loss against the step K, step size {STEP_SIZE} sqrt(M / K)"] = lines(
-        curves, "K", "training loss"
-    )
-    slopes = {name: slope([(w * k, value) for (w, k), value in own.items()]) for name, own in inside.items()}
-    told = "; ".join(
+    title = f"Loss against the step K, step size {STEP_SIZE} sqrt(M / K)"
+    outcome.figure(title, curves, "K", "training loss")
+    slopes = {name: exponent((w * k, value) for (w, k), value in own.items()) for name, own in inside.items()}
+    measured = "; ".join(
         f"{name} {value:.2f} ({of[name][most, longest] / of[name][1, longest]:.2f})"
         for name, value in slopes.items()
     )
@@ -312,12 +299,12 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
     outcome.claim(
         "linear speed-up: the gradient norm falls as (M K)^(-1/2)",
         f"O((M K)^-0.5), hence at most about {most**-0.5:.2f} times as much with {most} workers",
-        f"exponent, and what {most} workers have of one's: {told}",
+        f"exponent (and the norm with {most} workers over that with one): {measured}",
         all(value <= FLATTEST for value in slopes.values()),
-        f"outside of the conditions the norm is {min(worse):,.0f} to {max(worse):,.0f} times full "
-        "communication's. Two local steps, nothing quantised, fall faster than full communication: with "
-        f"{most} workers and {shortest} steps the norm at their mean is {local:.2f} of its, with batches "
-        f"of {larger} {calmer:.2f}, so it is the noise of small batches that they damp",
+        f"outside of the conditions the norm is {min(worse):,.0f} to {max(worse):,.0f} times that of full "
+        "communication. With two local steps and no quantisation it falls faster than with full "
+        f"communication: with {most} workers and {shortest} steps it is {local:.2f} times as large, with "
+        f"batches of {larger} {calmer:.2f} times. Local steps damp the noise of small batches",
     )
 
 
@@ -349,7 +336,7 @@ def _conditions(work: _Run, outcome: Outcome) -> None:
     }
     outcome.table(
         f"hyper-parameters inside and outside of the conditions, M = {workers}, K = {steps}: mean squared "
-        "gradient norm at a worker's parameters by that of full communication",
+        "gradient norm at a worker's parameters over that of full communication",
         {"method": "", "shards": "", "condition": "", "": "", "ratio": ".2f"},
         [
             (
@@ -366,14 +353,14 @@ def _conditions(work: _Run, outcome: Outcome) -> None:
         own = {one: ratio for one, ratio in ratios.items() if one.method.startswith(kind)}
         inside = {one: ratio for one, ratio in own.items() if one.inside}
         outside = [ratio for one, ratio in own.items() if not one.inside]
-        kept = all(ratio <= CHANCE * one.allowed for one, ratio in inside.items())
+        bounded = all(ratio <= CHANCE * one.allowed for one, ratio in inside.items())
         coarsest = max(one.allowed for one in inside)
         outcome.claim(
             f"{label} keeps the rate if it is configured properly, and only then",
             "O(1/sqrt(MK)) inside of the conditions (abstract; constants not recovered)",
-            f"inside: {_range(list(inside.values()))} of full communication's gradient norm; outside: "
+            f"times the gradient norm of full communication: inside {_range(list(inside.values()))}, outside "
             f"{_range(outside)}",
-            kept and min(outside) > 2 * max(inside.values()),
+            bounded and min(outside) > 2 * max(inside.values()),
             f"the analysis allows 1 + q, {coarsest:.1f} with the coarsest" if coarsest > 1 else "",
         )
 

@@ -11,9 +11,8 @@ import torch
 
 from reproductions import growth
 from reproductions.base import Claim, Context, Outcome, Reproduction, percent
-from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_figure, train
+from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_curves, train
 from thinwire.methods import ScaleCom
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 
 RATES = (70, 100, 150)
@@ -114,7 +113,7 @@ def run(context: Context) -> Outcome:
     _likeness(outcome, alike)
     _constant(context, outcome)
     _filter(outcome, {mild: calm, steep: wild})
-    outcome.figures["loss"] = loss_figure(runs)
+    outcome.figure("loss", loss_curves(runs), "step", "loss")
     return outcome
 
 
@@ -123,7 +122,7 @@ def _accuracy(outcome: Outcome, recipe: Recipe, data: Dataset, found: dict[str, 
     outcome.table(
         f"{data.name}, {recipe.workers} workers, batches of {recipe.batch}, step size "
         f"{recipe.learning_rate:g}: test accuracy",
-        {"": "", **dense.accuracy_columns(), "payload a step": ",.0f", "of dense": ""},
+        {"": "", **dense.accuracy_columns(), "payload per step": ",.0f", "of dense": ""},
         [
             (label, *one.accuracy_cells(), one.payload, f"1 / {dense.payload / one.payload:.0f}")
             for label, one in found.items()
@@ -137,8 +136,8 @@ def _accuracy(outcome: Outcome, recipe: Recipe, data: Dataset, found: dict[str, 
         late <= 0.5,
         f"after {dense.accuracies[0][0]:,} steps it is {early:.2f} points "
         f"({found['100x'].behind(dense, 0):.2f} at 100x, and "
-        f"{found['100x, own top-k'].behind(dense, 0):.2f} with own top-k there): what is owed comes "
-        "a hundred steps late, which costs most at the beginning, whoever chooses",
+        f"{found['100x, own top-k'].behind(dense, 0):.2f} with own top-k there): residuals are "
+        "sent about a hundred steps late, which costs most at the beginning, whoever selects",
     )
 
 
@@ -166,12 +165,11 @@ def _likeness(outcome: Outcome, alike: dict[str, Likeness]) -> None:
             for label in alike
         ],
     )
-    outcome.figures["Cosine distance of two workers' memories"] = lines(
-        {label: (one.steps, one.memories) for label, one in alike.items()}, "step", "cosine distance"
-    )
-    outcome.figures["Hamming distance of a worker's largest 1 % and the mean's"] = lines(
-        {label: (one.steps, one.leader) for label, one in alike.items()}, "step", "Hamming distance"
-    )
+    memories = {label: (one.steps, one.memories) for label, one in alike.items()}
+    outcome.figure("Cosine distance of two workers' memories", memories, "step", "cosine distance")
+    leader = {label: (one.steps, one.leader) for label, one in alike.items()}
+    title = "Hamming distance of a worker's largest 1 % and the mean's"
+    outcome.figure(title, leader, "step", "Hamming distance")
     slow, fast, filtered = ("step size 0.01, beta=1", "step size 0.1, beta=1", "step size 0.1, beta=0.1")
     outcome.claim(
         "error feedback makes the workers' memories alike",
@@ -199,8 +197,8 @@ def _likeness(outcome: Outcome, alike: dict[str, Likeness]) -> None:
             f"the mean, with a step size of 0.01; {mean(fast, 'workers'):.2f} and "
             f"{mean(fast, 'leader'):.2f} with 0.1",
             None,
-            "not judged: the paper's figure is not certain. Sets differ far more than the memories they are "
-            "chosen from: of many entries just below the k-th largest a little noise decides",
+            "not judged: the paper's figure is not certain. The sets differ far more than the memories they "
+            "come from: many entries are close to the k-th largest, and a little noise decides among them",
         )
     )
 
@@ -220,7 +218,7 @@ def _constant(context: Context, outcome: Outcome) -> None:
 def _filter(outcome: Outcome, wide: dict[Recipe, dict[str, Training]]) -> None:
     for how, runs in wide.items():
         outcome.table(
-            f"ten times the batch: {how.batch} rows a worker, step size {how.learning_rate:g}",
+            f"ten times the batch: {how.batch} rows per worker, step size {how.learning_rate:g}",
             {"": "", **runs["dense"].accuracy_columns(), "last loss": ".4f"},
             [
                 (label, *one.accuracy_cells(), sum(one.losses[-20:]) / len(one.losses[-20:]))
@@ -232,7 +230,7 @@ def _filter(outcome: Outcome, wide: dict[Recipe, dict[str, Training]]) -> None:
     def accuracy(runs: dict[str, Training], beta: float) -> float:
         return 100 * runs[f"100x, beta={beta:g}"].accuracy
 
-    def told(how: Recipe) -> str:
+    def summary(how: Recipe) -> str:
         each = (f"{accuracy(wide[how], beta):.2f} % with beta = {beta:g}" for beta in BETAS)
         return f"step size {how.learning_rate:g}: {', '.join(each)}"
 
@@ -242,10 +240,10 @@ def _filter(outcome: Outcome, wide: dict[Recipe, dict[str, Training]]) -> None:
     outcome.claim(
         "beta = 0.1 helps at ten times the batch",
         "needed at large batch; 0.1 to 0.3 (secondary source)",
-        f"{told(mild)}; {told(steep)}",
+        f"{summary(mild)}; {summary(steep)}",
         accuracy(calm, 0.1) > accuracy(calm, 1.0),
         f"judged at a step size of {mild.learning_rate:g}, with which dense reaches "
-        f"{percent(calm['dense'].accuracy, 1)}: what is owed comes back after {1 / KEPT / 0.1:,.0f} "
+        f"{percent(calm['dense'].accuracy, 1)}: the residual is sent after {1 / KEPT / 0.1:,.0f} "
         f"steps instead of {1 / KEPT:,.0f}, which costs more than the noise it filters. At "
         f"{steep.learning_rate:g}, too long for dense ({percent(wild['dense'].accuracy, 1)}), it "
         f"is worth {gain(0.3):+.2f} points with 0.3 and {gain(0.1):+.2f} with 0.1",

@@ -11,10 +11,9 @@ import torch
 
 from reproductions import growth
 from reproductions.base import Context, Outcome, Reproduction
-from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_figure, train
+from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_curves, train
 from thinwire import kernels
 from thinwire.methods import Sketched
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 
 LOCAL = "topk(ratio=0.01, reduce='gather')"
@@ -39,7 +38,7 @@ def _sketches(parameters: int) -> dict[int, tuple[str, int]]:
 
 
 class Recall(msgspec.Struct):
-    """How well a table finds the k largest entries of what has piled up, over all workers.
+    """How well a table finds the k largest entries of the accumulated gradients, over all workers.
 
     found: the part of them that is among the candidates. kept: the squared norm of what is sent, over that of
     the k largest.
@@ -60,7 +59,7 @@ def recall(method: str, recipe: Recipe, data: Dataset) -> Recall:
             return
         mean = torch.stack(
             [
-                _piled_up(s.engine.states.entries(), own)
+                _accumulated(s.engine.states.entries(), own)
                 for s, own in zip(cohort.sessions, gradients, strict=True)
             ]
         ).mean(0)
@@ -77,8 +76,8 @@ def recall(method: str, recipe: Recipe, data: Dataset) -> Recall:
     return Recall(sum(o.found for o in found) / len(found), sum(o.kept for o in found) / len(found))
 
 
-def _piled_up(known: dict[str, dict[str, torch.Tensor]], own: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What a worker's sketch will be of: v + momentum u + g, of the tensors that are sketched."""
+def _accumulated(known: dict[str, dict[str, torch.Tensor]], own: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What a worker will sketch: v + momentum u + g, of the tensors that are sketched."""
     return torch.cat(
         [
             known[name]["v"] + MOMENTUM * known[name]["u"] + gradient.flatten()
@@ -125,7 +124,7 @@ def _accuracy(
         f"{data.name}, {recipe.workers} workers, momentum {MOMENTUM:g}: test accuracy; how many of the k "
         "largest entries the table finds, and the squared norm of what is sent over theirs",
         {"": "", **dense.accuracy_columns(), "found": ".0%", "kept": ".0%"}
-        | {"payload a step": ",.0f", "of dense": ""},
+        | {"payload per step": ",.0f", "of dense": ""},
         [
             (
                 label,
@@ -141,18 +140,14 @@ def _accuracy(
         {rate: found[f"{name} {rate}x"] for rate in RATES}
         for name in ("sketched", "own top-k, the same k as")
     )
-    outcome.figures["Test accuracy against compression, as the paper counts it"] = lines(
-        {
-            "dense": (RATES, [dense.accuracy] * len(RATES)),
-            "sketched": (RATES, [one.accuracy for one in sketched.values()]),
-            "own top-k, the same k": (RATES, [one.accuracy for one in own.values()]),
-        },
-        "times less data",
-        "accuracy",
-        log_x=True,
-        markers=True,
-    )
-    outcome.figures["loss"] = loss_figure(found)
+    curves = {
+        "dense": (RATES, [dense.accuracy] * len(RATES)),
+        "sketched": (RATES, [one.accuracy for one in sketched.values()]),
+        "own top-k, the same k": (RATES, [one.accuracy for one in own.values()]),
+    }
+    title = "Test accuracy against compression, as the paper counts it"
+    outcome.figure(title, curves, "times less data", "accuracy", log="x", mode="both")
+    outcome.figure("loss", loss_curves(found), "step", "loss")
     lost = {rate: one.behind(dense) for rate, one in sketched.items()}
     found_80, found_40 = (100 * recalls[f"sketched {rate}x"].found for rate in (80, 40))
     outcome.claim(
@@ -162,28 +157,23 @@ def _accuracy(
         ", ".join(f"{value:+.2f} points below dense at {rate}x" for rate, value in lost.items()),
         lost[40] <= 0.5,
         f"after {dense.accuracies[0][0]:,} steps 40x is {sketched[40].behind(dense, 0):.2f} points behind, "
-        f"an exact top-k of as many entries {own[40].behind(dense, 0):.2f}: short runs pay for what comes "
-        f"late. At 80x (40x by all-reduce) the table finds {found_80:.0f} % of the largest entries, at 40x "
-        f"{found_40:.0f} %",
+        f"an exact top-k of as many entries {own[40].behind(dense, 0):.2f}: short runs pay for late "
+        f"updates. At 80x (40x by all-reduce) the table finds {found_80:.0f} % of the largest entries, at "
+        f"40x {found_40:.0f} %",
     )
 
 
 def _constant(context: Context, outcome: Outcome) -> None:
     sizes = growth.received(context, outcome, (SKETCH, LOCAL))
-    outcome.figures["bytes received against workers"] = lines(
-        {method: (list(own), list(own.values())) for method, own in sizes.items()},
-        "workers",
-        "bytes a step",
-        log_x=True,
-        log_y=True,
-    )
+    curves = {method: (list(own), list(own.values())) for method, own in sizes.items()}
+    outcome.figure("bytes received against workers", curves, "workers", "bytes per step", log="xy")
     sketch, local = growth.factor(sizes[SKETCH]), growth.factor(sizes[LOCAL])
     outcome.claim(
         "constant communication from 4 to 256 workers",
         "constant, while local top-k grows until it is dense",
         f"sketch {sketch:.2f} x, local top-k {local:.0f} x",
         sketch < 1.5 and local > 10,
-        "what is left of the growth is (W-1)/W of an all-reduce",
+        "the remaining growth is the factor (W-1)/W of an all-reduce",
     )
 
 

@@ -19,7 +19,6 @@ from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.feedback import Residual
 from thinwire.methods.families.sparse import count_of
-from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import cifar10, digits, mnist
 
@@ -165,8 +164,8 @@ def _study(
         for recipe in (after, replace(after, seed=after.seed + 1))
     )
     outcome.notes.append(
-        f"{data.name}: one seed a cell. Dense reaches {percent(other.accuracy, 1)} with another one, "
-        f"against {percent(dense.accuracy, 1)}: that much is chance."
+        f"{data.name}: one seed per cell. Dense reaches {percent(other.accuracy, 1)} with another one, "
+        f"against {percent(dense.accuracy, 1)}: differences of this size are chance."
     )
     found = context.each(
         {cell: partial(trained, cell.exchange(), cell.recipe(base), data) for cell in todo}, f"{data.name}:"
@@ -180,7 +179,7 @@ def _study(
     outcome.table(
         f"{data.name}, {base.model}, {base.workers} workers, {base.steps} steps, {100 * RATIO:g} % sent",
         dict.fromkeys(("rule", "indices", "over", "feedback", "momentum"), "")
-        | {"accuracy": ".1%", "payload a step": ",.0f", "time a step": ""},
+        | {"accuracy": ".1%", "payload per step": ",.0f", "time per step": ""},
         [
             ("dense", "", "", "", "after", dense.accuracy, dense.payload, ""),
             *(
@@ -198,15 +197,16 @@ def _study(
         f"{data.name}: what a change does to the accuracy, all else equal: the median, in points, and in how "
         "many pairs it helps",
         ("change", *RULES),
-        [(what, *(_told(values[rule]) for rule in RULES)) for what, values in effects.items()],
+        [(what, *(_summary(values[rule]) for rule in RULES)) for what, values in effects.items()],
     )
     own = {rule: [c for c in todo if c.rule == rule and not c.is_corner] for rule in RULES}
-    outcome.figures[f"Accuracy against compression time, {data.name}"] = lines(
+    outcome.figure(
+        f"Accuracy against compression time, {data.name}",
         {rule: ([1e3 * times[c] for c in own[rule]], [accuracies[c] for c in own[rule]]) for rule in RULES},
-        "milliseconds of a worker's own work a step",
+        "milliseconds of a worker's own work per step",
         "test accuracy",
-        log_x=True,
-        only_markers=True,
+        log="x",
+        mode="markers",
     )
     _judge_effects(outcome, data.name, effects)
     _judge_blocks(outcome, data.name, dense.accuracy, accuracies, times)
@@ -217,7 +217,7 @@ def _study(
                 "one of the questions",
                 f"after against before: {_by_rule(effects, 'momentum after')}",
                 None,
-                "reported, not judged: the paper's own answer is not known to us",
+                "reported, not judged: we do not know the paper's answer",
             )
         )
 
@@ -243,13 +243,13 @@ def _effects(found: Accuracies) -> Effects:
     return effects
 
 
-def _told(points: list[float]) -> str:
+def _summary(points: list[float]) -> str:
     wins = sum(value > 0 for value in points)
     return f"{statistics.median(points):+.1f}, {wins} of {len(points)}" if points else ""
 
 
 def _by_rule(effects: Effects, what: str) -> str:
-    return "; ".join(f"{rule} {_told(values)}" for rule, values in effects[what].items() if values)
+    return "; ".join(f"{rule} {_summary(values)}" for rule, values in effects[what].items() if values)
 
 
 def _judge_effects(outcome: Outcome, name: str, effects: Effects) -> None:
@@ -261,7 +261,7 @@ def _judge_effects(outcome: Outcome, name: str, effects: Effects) -> None:
         "one of the three (which three is remembered)",
         f"on against off: {_by_rule(effects, 'error feedback on')}",
         largest("error feedback on") > 1,
-        "what random rules send without feedback is scaled by n / k, and unbiased",
+        "without feedback, what random rules send is scaled by n / k and unbiased",
     )
     shared = [value for values in effects["indices shared"].values() for value in values]
     outcome.claim(
@@ -294,7 +294,7 @@ def _judge_blocks(outcome: Outcome, name: str, dense: float, found: Accuracies, 
         f"top-k {percent(best['top-k'][0], 1)}, random-k {percent(best['random-k'][0], 1)}",
         100 * (dense - of_block) < 2,
         f"its cells: {min(fed):.1f} to {max(fed):.1f} % with feedback, {min(unfed):.1f} to {max(unfed):.1f} "
-        "% without. A block brings what has piled up in 1 / ratio steps, or is scaled as much, in one place, "
+        "% without. A block carries the residual of 1 / ratio steps, or is scaled by as much, in one place, "
         "and momentum behind it multiplies that by up to ten",
     )
     block, top = (
@@ -304,7 +304,7 @@ def _judge_blocks(outcome: Outcome, name: str, dense: float, found: Accuracies, 
     outcome.claim(
         f"{name}: random block is the cheapest to select",
         "contiguous memory, no index",
-        f"{1e3 * block:.2f} ms a step against {1e3 * top:.2f} of top-k: {block / top:.2f}",
+        f"{1e3 * block:.2f} ms per step against {1e3 * top:.2f} of top-k: {block / top:.2f}",
         block < top,
     )
 

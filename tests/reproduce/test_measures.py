@@ -1,5 +1,6 @@
 """What reproductions compute from runs, on cases whose answer is known."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,15 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from reproductions import sparse
-from reproductions.a2sgd import PUBLISHED, Watched
-from reproductions.asylpg import published
-from reproductions.asylpg_runs import ALGORITHMS, FULL, History
-from reproductions.base import Claim, Outcome
-from reproductions.cohort import Recipe
+from reproductions import gaussiank, growth, gspar, lag, pqasgd, sparse
+from reproductions.a2sgd import PUBLISHED, Silent, Watched
+from reproductions.asylpg import published, savings
+from reproductions.asylpg_runs import ALGORITHMS, FULL, History, Runs
+from reproductions.base import Claim, Outcome, exponent
+from reproductions.cohort import LocalCohort, Recipe, Training, train
 from reproductions.page import markdown
 from reproductions.picture import MOST_POINTS, svg
-from reproductions.pqasgd import COARSE, FINE, quantiser_loss, slope
+from reproductions.pqasgd import COARSE, FINE, quantiser_loss
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
 from thinwire.tools.report.figures import lines
@@ -62,8 +63,8 @@ def test_two_means_leave_most_of_the_way_to_the_mean() -> None:
     assert 0.7 < left[PUBLISHED] < 1.3
 
 
-def test_slope_of_a_power() -> None:
-    assert slope([(x, 3 * x**-0.5) for x in (1.0, 10.0, 50.0)]) == pytest.approx(-0.5)
+def test_the_exponent_of_a_power() -> None:
+    assert exponent([(x, 3 * x**-0.5) for x in (1.0, 10.0, 50.0)]) == pytest.approx(-0.5)
 
 
 def test_quantisers_lose_what_is_said_of_them() -> None:
@@ -98,6 +99,102 @@ def test_random_blocks_cost_less_time_than_top_k() -> None:
         for name in ("randomblock", "topk")
     )
     assert 0 < block < top
+
+
+def test_how_far_a_run_is_behind_another() -> None:
+    dense, own = (
+        Training([], [(100, early), (2000, late)], 0.0, 0.0) for early, late in ((0.8, 0.95), (0.5, 0.94))
+    )
+    assert own.behind(dense) == pytest.approx(1.0)
+    assert own.behind(dense, 0) == pytest.approx(30.0)
+    assert dense.accuracy == 0.95
+    assert list(dense.accuracy_columns()) == ["after 100 steps", "after 2,000 steps"]
+    assert dense.accuracy_cells() == [0.8, 0.95]
+    assert growth.factor({16: 30, 4: 10, 64: 50}) == 5
+
+
+def test_training_with_a_schedule_ends_with_equal_replicas() -> None:
+    found = {m: train(m, RECIPE, digits(), looks=2) for m in ("dense", "localsgd(every=4)")}
+    assert [len(one.losses) for one in found.values()] == [20, 20]
+    assert found["localsgd(every=4)"].payload == pytest.approx(found["dense"].payload / 4, rel=0.1)
+    cohort = LocalCohort("localsgd(every=7)", RECIPE, digits())
+    assert list(cohort.run(looks=4)) == [5, 10, 15, 20]
+    pairs = list(zip(*(model.parameters() for model in cohort.models), strict=True))
+    assert not all(torch.equal(*pair) for pair in pairs)
+    cohort.sync()
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_sorted_labels_give_each_worker_its_own() -> None:
+    data = digits()
+    cohort = LocalCohort("localsgd(every=4)", RECIPE, data, sorted_labels=True)
+    everything = torch.arange(len(data.inputs))
+    low, high = (set(data.targets[cohort._shard(rank, everything)].tolist()) for rank in (0, 1))
+    assert max(low) <= min(high)
+    assert low | high == set(range(10))
+
+
+def test_workers_that_do_not_communicate_drift_apart() -> None:
+    data = digits()
+    silent, averaged = (Silent(RECIPE, data, every) for every in (None, 5))
+    for cohort in (silent, averaged):
+        assert list(cohort.run()) == [20]
+    assert silent.spent().sent_bytes == 0 < averaged.spent().sent_bytes
+    assert silent.spread() > averaged.spread() > 0
+
+
+def test_gradients_of_convex_problems_are_those_of_autograd() -> None:
+    rng = torch.Generator().manual_seed(3)
+    x, theta = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((12, 5), (5,)))
+    y = torch.sign(x[:, 0])
+    theta.requires_grad_()
+    for one in (lag.Squares(x, y), lag.Logistic(x, y)):
+        (expected,) = torch.autograd.grad(one.loss(theta), theta)
+        assert torch.allclose(one.gradient(theta.detach()), expected)
+    problem = gspar.Logistic(gspar.Problem(rows=16, features=6))
+    w, e = 0.1 * torch.randn(6, generator=rng), torch.eye(6) * 1e-2
+    slope = torch.tensor([(problem.loss(w + step) - problem.loss(w - step)) / 2e-2 for step in e])
+    assert torch.allclose(problem.gradient(w, torch.arange(16)), slope, atol=1e-3)
+
+
+def test_the_optimum_of_the_synthetic_problem_is_one() -> None:
+    problem = lag.increasing(3)
+    runs = [lag.measure(lag.Task(lag.SYNTHETIC, 3), name, lag.PLAIN) for name in ("gd", "lag-wk")]
+    for one in runs:
+        assert min(gap for _, gap in one.curve) >= -1e-12
+    assert runs[1].uploads < runs[0].uploads == 3 * runs[0].iterations
+    assert all(a < b for a, b in itertools.pairwise(problem.smoothness))
+
+
+def test_selections_find_the_largest_entries() -> None:
+    rng = torch.Generator().manual_seed(5)
+    u = torch.randn(200_000, generator=rng)
+    k = 2000
+    largest = set(u.abs().topk(k).indices.tolist())
+    for select, least in (
+        (gaussiank.exact, 1.0),
+        (gaussiank.dgc_sampling, 0.7),
+        (gaussiank.redsync, 0.7),
+        (gaussiank.gaussian, 0.6),
+    ):
+        found = set(select(u, k).tolist())
+        assert len(found) <= 2 * k
+        assert len(found & largest) >= least * k, select
+    assert set(gaussiank.selection_times(1000, 1)) == set(gaussiank.SELECTIONS)
+
+
+def test_runs_with_the_same_product_are_averaged() -> None:
+    squares = {(1, 20): 4.0, (2, 10): 9.0, (2, 20): 1.0}
+    products, means = pqasgd._by_product(squares)
+    assert products == [20, 40]
+    assert means == pytest.approx([6.0, 1.0])
+
+
+def test_savings_are_those_of_full_precision_over_an_algorithm() -> None:
+    full, own = (History([2.0, 1.0], [0, 90 * n], [0, 10 * n], [0, 50 * n * n]) for n in (6, 2))
+    runs = Runs("x", 10, 5, {FULL: full, "AsyLPG, centered": own})
+    assert savings(runs, "AsyLPG, centered", 1.0) == (3.0, 9.0)
+    assert savings(runs, "AsyLPG, centered", 0.5) == (None, None)
 
 
 def test_pictures_are_svg_with_a_legend_and_few_points() -> None:

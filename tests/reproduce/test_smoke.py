@@ -80,7 +80,7 @@ def sketched(smoke: Smoke) -> None:
 
 
 def scalecom(smoke: Smoke) -> None:
-    payload = column(smoke.tables[0], "payload a step", "")
+    payload = column(smoke.tables[0], "payload per step", "")
     assert payload["dense"] > payload["70x"] > payload["100x"] > payload["150x"]
     for row in smoke.tables[1]:
         memories, gradients = (number(row[name].split(" / ")[1]) for name in ("memories", "gradients"))
@@ -135,7 +135,7 @@ def gspar(smoke: Smoke) -> None:
 def sparse_(smoke: Smoke) -> None:
     rows, effects = smoke.tables
     assert len(rows) == 1 + len(sparse.cells(momenta=(False,)))
-    corners = {(row["rule"], row["indices"]) for row in rows if row["payload a step"] == "-"}
+    corners = {(row["rule"], row["indices"]) for row in rows if row["payload per step"] == "-"}
     assert corners == {("top-k", "shared"), ("random block", "own")}
     (feedback,) = (row for row in effects if row["change"] == "error feedback on")
     assert feedback["top-k"].endswith("4 of 4")
@@ -155,6 +155,21 @@ CHECKS: dict[str, Callable[[Smoke], None]] = {
     "sparse": sparse_,
 }
 
+# The title of a figure, and the name of a curve in the first one.
+PLOTTED = {
+    "pqasgd": ("Loss against the step K", "two local steps"),
+    "gaussiank": ("residual + gradient of CNN, standardised", "normal"),
+    "a2sgd": ("averaged against steps", "no communication"),
+    "sketched": ("bytes received against workers", "own top-k, the same k"),
+    "scalecom": ("Hamming distance of a worker", "step size 0.01, beta=1"),
+    "asylpg": ("Gap over bits, digits", "AsyLPG, paper mode"),
+    "distributions": ("l1 error against total bits, domain 256", "minimax rate, 1 bit"),
+    "lag": ("gap against uploads", "lag-wk"),
+    "laq": ("training loss against bits", "lag-wk"),
+    "gspar": ("gap against bits", "SVRG, GSpar 10 %"),
+    "sparse": ("Accuracy against compression time, digits", "random block"),
+}
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke(name: str, tmp_path: Path) -> None:
@@ -168,8 +183,8 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     # LAQ's runs with full gradients are short: they are judged in a smoke run, too.
     assert {claim["holds"] for claim in outcome["claims"]} <= ({True} if name == "laq" else {None})
     html = (folder / "plots.html").read_text()
-    assert "Plotly.react(" in html
-    assert "<svg" in (folder / "picture.svg").read_text()
+    assert all(words in html for words in PLOTTED[name])
+    assert PLOTTED[name][1] in (folder / "picture.svg").read_text()
     CHECKS[name](Smoke(outcome))
     parts = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
     assert parts

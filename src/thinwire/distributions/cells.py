@@ -38,9 +38,9 @@ class QuantileCells:
     Round 1: a few raw samples of every server give all of them the same partition into `cells` cells of about
     equal mass. Round 2: the counts of the cells are added up by an all-reduce. The referee flattens the
     cells and merges neighbours greedily until k pieces are left. A piece of the truth that begins inside
-    a cell costs at most that cell's mass, 1 / cells, so k / epsilon cells do for an l1 error of epsilon.
+    a cell costs at most that cell's mass, 1 / cells, so an l1 error of epsilon takes k / epsilon cells.
 
-    Interactive (a blackboard protocol): the second message depends on what all wrote in the first round.
+    Interactive (a blackboard protocol): the second message depends on all messages of the first round.
 
     Args:
         domain: samples are in 0..domain - 1.
@@ -97,7 +97,7 @@ class CellCounts(Additive):
 
     @cached_property
     def counts(self) -> ExactCounts:
-        """How cells are told."""
+        """How cells are sent."""
         return ExactCounts(max(2, self.partition.cells))
 
     @property

@@ -28,7 +28,7 @@ class ExactCounts(Additive):
 
     All samples of all servers are used: E |p^ - p|_2^2 = (1 - |p|_2^2) / n. A ring all-reduce moves
     2 width domain (W - 1) / W bits through each of W ranks, a gather of N messages of b bits each
-    (W - 1) N b: counts are cheaper from N = 64 domain / (b W) samples a rank on.
+    (W - 1) N b: counts are cheaper from N = 64 domain / (b W) samples per rank on.
 
     Args:
         domain: samples are in 0..domain - 1.
@@ -63,7 +63,7 @@ class ExactCounts(Additive):
 
     def estimate_sum(self, sums: Sums) -> F64:
         if sums.table.min() < 0 or int(sums.table.sum(dtype=np.int64)) != sums.count:
-            raise PayloadError(f"counts that do not add up to the {sums.count} samples announced")
+            raise PayloadError(f"the counts do not add up to {sums.count}, the number of samples")
         return sums.table / sums.count
 
     def _variance(self, p: F64, n: int) -> F64:
@@ -74,5 +74,5 @@ class ExactCounts(Additive):
 
 
 def crossover(domain: int, bits: float, servers: int) -> float:
-    """From so many samples a rank on, a ring all-reduce of counts moves fewer bytes than messages do."""
+    """From so many samples per rank on, a ring all-reduce of counts moves fewer bytes than messages do."""
     return 64.0 * domain / (bits * servers)

@@ -156,7 +156,7 @@ class HaarSketch(Additive):
     def _error(self, n: int, energy: float, colliding: float, noisiest: float) -> float:
         sampling = min(1.0, self.terms / self.domain) / n
         # Each of the terms read off the sketch brings its share of the noise, 1 / n in all; a median of rows
-        # is wrong where most of them meet another term.
+        # is wrong where most of them collide with another term.
         row = min(1.0, colliding / self.cols)
         needed = (self.rows + 1) // 2
         wrong = min(1.0, math.comb(self.rows, needed) * row**needed)

@@ -46,7 +46,7 @@ class _Private(Coded):
 
 @dataclass(frozen=True)
 class HadamardResponse(_Private):
-    """Hadamard response: a message is epsilon-locally private, whoever reads it.
+    """Hadamard response: every message is epsilon-locally private.
 
     K is the smallest power of two above the domain. A player with sample x sends a column y that is uniform
     among those with H[x + 1, y] = +1, with probability e^epsilon / (1 + e^epsilon), or among the others. With

@@ -231,9 +231,9 @@ class _Ranks:
             if theirs.numel() != 1 or not 0 <= int(theirs[0]) < 2**48:
                 raise PayloadError(f"rank {rank} does not say how many samples it has")
             sizes.append(int(theirs[0]))
-            told = frames.to_bytes(text).decode(errors="replace").strip()
-            if told or not sizes[-1]:
-                problems.append(f"rank {rank}: {told}")
+            reported = frames.to_bytes(text).decode(errors="replace").strip()
+            if reported or not sizes[-1]:
+                problems.append(f"rank {rank}: {reported}")
         if problems:
             raise ConfigError("; ".join(problems))
         return np.array(sizes, np.int64)

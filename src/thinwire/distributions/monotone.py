@@ -69,7 +69,7 @@ class Monotone(Coded):
 
     @cached_property
     def inner(self) -> Raw | Grouping:
-        """How cells are told."""
+        """How cells are sent."""
         if self.bits in {0, bits_for(self.cells)}:
             return Raw(self.cells)
         return Grouping(self.cells, self.bits)
