@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run lint check test test-slow coverage mutants bench pages clean
+.PHONY: setup run lint check test test-slow coverage mutants walk bench pages clean
 
 setup: .venv/ready
 
@@ -23,7 +23,7 @@ lint: setup
 
 # The fast check, at most two minutes: lint, the house, one pass of the laws, doctests and a smoke test.
 check: lint
-	$(BIN)/pytest -n 2 -m quick tests src
+	$(BIN)/pytest -n 2 -m quick
 
 # Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
 BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/lab tests/net/test_links.py
@@ -42,6 +42,10 @@ coverage: setup
 # Breaks the source in some twenty places, one at a time, and shows which test notices.
 mutants: setup
 	$(BIN)/python -m tests.mutants
+
+# The files that Python enters for one gradient, from DDP's hook to the wire and back.
+walk: setup
+	$(BIN)/python -m tests.architecture.walk
 
 bench: setup
 	$(BIN)/python -m benchmarks all

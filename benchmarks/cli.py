@@ -10,8 +10,8 @@ import typer
 
 from benchmarks.predict_command import predict
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.mistakes import OneLineErrors
 from thinwire.tools.cli.show import JsonFile, Methods, errors, progress, save, table
+from thinwire.tools.cli.usage_errors import OneLineErrors
 
 if TYPE_CHECKING:
     from benchmarks.overhead import Overhead

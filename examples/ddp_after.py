@@ -15,7 +15,7 @@ import thinwire
 
 
 def data(count: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points of ten clouds in 64 dimensions: made here, so that nothing needs to be downloaded."""
+    """Ten clusters of points in 64 dimensions, generated here so that nothing needs to be downloaded."""
     rng = torch.Generator().manual_seed(0)
     centres = torch.randn(10, 64, generator=rng)
     labels = torch.randint(10, (count,), generator=rng)
@@ -46,7 +46,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         accuracy = (model.module(points).argmax(1) == labels).float().mean()
         print(f"accuracy {accuracy:.3f} after {steps} steps")
-        print(f"{session.meter.sent_bytes / steps:,.0f} bytes sent a step")
+        print(f"{session.meter.sent_bytes / steps:,.0f} bytes sent per step")
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def data(count: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points of ten clouds in 64 dimensions: made here, so that nothing needs to be downloaded."""
+    """Ten clusters of points in 64 dimensions, generated here so that nothing needs to be downloaded."""
     rng = torch.Generator().manual_seed(0)
     centres = torch.randn(10, 64, generator=rng)
     labels = torch.randint(10, (count,), generator=rng)

@@ -1,4 +1,4 @@
-"""Replicas that train by themselves and meet every few steps: no DDP, and a fraction of the bytes.
+"""Periodic averaging: replicas train by themselves, with a sync round every few steps. No DDP, few bytes.
 
 torchrun --standalone --nproc-per-node 4 examples/periodic.py
 torchrun --standalone --nproc-per-node 4 examples/periodic.py --method "localsgd(every=16)"
@@ -24,7 +24,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    # A bare model: all ranks get rank 0's parameters here, and meet inside optimizer.step().
+    # A bare model: all ranks get rank 0's parameters here. Sync rounds run inside optimizer.step().
     session = thinwire.attach(model, arguments.method, optimizer=optimizer)
 
     points, labels = data()
@@ -34,13 +34,13 @@ def main() -> None:
         optimizer.zero_grad()
         cross_entropy(model(points[batch]), labels[batch]).backward()
         optimizer.step()
-    session.finish()  # a last meeting: all ranks have the same model now
+    session.finish()  # a last sync round: all ranks have the same model now
 
     if dist.get_rank() == 0:
         accuracy = (model(points).argmax(1) == labels).float().mean()
         print(f"accuracy {accuracy:.3f} after {arguments.steps} steps with {session.method}")
         sent, dense = session.meter.sent_bytes / arguments.steps, session.dense_bytes
-        print(f"{sent:,.0f} bytes sent a step; the model has {dense:,}")
+        print(f"{sent:,.0f} bytes sent per step; the model has {dense:,} bytes")
     dist.destroy_process_group()
 
 

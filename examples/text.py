@@ -1,9 +1,9 @@
-"""A small character transformer, trained with compressed gradients; thinwire picks the method by itself.
+"""A small character transformer, trained with compressed gradients; "auto" picks the method.
 
     torchrun --standalone --nproc-per-node 2 examples/text.py
     torchrun --standalone --nproc-per-node 2 examples/text.py --text FILE --method "powersgd(rank=4)"
 
-Without --text it learns sums such as "17+25=42.", made here.
+Without --text it learns sums such as "17+25=42.", which are generated here.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Characters(nn.Module):
     def __init__(self, symbols: int, width: int = 128, layers: int = 2) -> None:
         super().__init__()
         self.symbol = nn.Embedding(symbols, width)
-        self.rank_info = nn.Embedding(WINDOW, width)
+        self.position = nn.Embedding(WINDOW, width)
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
@@ -42,7 +42,7 @@ class Characters(nn.Module):
         self.register_buffer("future", torch.ones(WINDOW, WINDOW, dtype=torch.bool).triu(1))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.symbol(text) + self.rank_info(torch.arange(text.shape[1]))
+        x = self.symbol(text) + self.position(torch.arange(text.shape[1]))
         return self.head(self.body(x, mask=self.future))
 
 
@@ -84,7 +84,7 @@ def main() -> None:
         meter = session.meter
         print(f"perplexity {math.exp(loss.item()):.2f} of {len(symbols)} symbols with {session.method}")
         sent = meter.sent_bytes / meter.steps
-        print(f"{sent:,.0f} bytes sent a step; the gradient has {session.dense_bytes:,}")
+        print(f"{sent:,.0f} bytes sent per step; the gradient has {session.dense_bytes:,} bytes")
     dist.destroy_process_group()
 
 

@@ -7,9 +7,9 @@ import importlib
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from thinwire.errors import ConfigError
 
-__all__ = ["Claim", "Context", "Outcome", "Reproduction", "find", "names"]
+__all__ = ["NAMES", "Claim", "Context", "Outcome", "Reproduction", "find"]
 
-# In the order of docs/reproductions.md. Each module of this package has a REPRODUCTION.
+# In the order of docs/reproductions.md. Each of these modules has a REPRODUCTION.
 NAMES: tuple[str, ...] = (
     "pqasgd",
     "gaussiank",
@@ -23,10 +23,6 @@ NAMES: tuple[str, ...] = (
     "gspar",
     "sparse",
 )
-
-
-def names() -> tuple[str, ...]:
-    return NAMES
 
 
 def find(name: str) -> Reproduction:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
+import msgspec
 import torch
 
-from reproductions.base import Claim, Context, Outcome, Reproduction
+from reproductions.base import Context, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Gradients, Recipe, images
-from reproductions.plots import lines
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate
 
@@ -19,10 +20,11 @@ PERIODIC = "no communication, averaged every 32 steps"
 DENSE = "dense"
 VARIANTS = (DENSE, PUBLISHED, ALONE, AVERAGED, PERIODIC)
 PERIOD = 32
+LOOKS = 12
 
 
 class Silent(Cohort):
-    """Workers that never talk, except that their parameters may be averaged from time to time."""
+    """Workers that do not communicate, except that their parameters may be averaged periodically."""
 
     def __init__(self, recipe: Recipe, data: Dataset, every: int | None) -> None:
         # Replicas as A2SGD has them; what it would exchange is left out.
@@ -56,108 +58,88 @@ class Watched(Cohort):
         return made
 
 
-def _cohort(variant: str, recipe: Recipe, data: Dataset) -> Cohort:
+class Look(msgspec.Struct):
+    """Test accuracy of one replica (mean over the replicas) and of their mean, and how far they are apart."""
+
+    step: int
+    single: float
+    mean: float
+    spread: float
+
+
+class Run(msgspec.Struct):
+    curve: list[Look]
+    sent: float
+    left: float
+
+
+def measure(variant: str, recipe: Recipe, data: Dataset, looks: int) -> Run:
     if variant in (ALONE, PERIODIC):
-        return Silent(recipe, data, PERIOD if variant == PERIODIC else None)
-    return Watched(variant, recipe, data)
-
-
-def measure(variant: str, recipe: Recipe, data: Dataset, looks: int) -> dict[str, Any]:
-    """Train; look at single replicas, at their mean, and at how far they are apart."""
-    cohort = _cohort(variant, recipe, data)
-    curve: list[dict[str, float]] = []
-    every = max(1, recipe.steps // looks)
-    for number in range(1, recipe.steps + 1):
-        cohort.step()
-        if number % every == 0 or number == recipe.steps:
-            single = [evaluate(model, data)[1] for model in cohort.models]
-            curve.append(
-                {
-                    "step": number,
-                    "single": sum(single) / len(single),
-                    "mean": evaluate(cohort.mean_model(), data)[1],
-                    "spread": cohort.spread(),
-                }
-            )
-    spent = cohort.spent()
+        cohort = Silent(recipe, data, PERIOD if variant == PERIODIC else None)
+    else:
+        cohort = Watched(variant, recipe, data)
+    curve: list[Look] = []
+    for number in cohort.run(looks):
+        single = [evaluate(model, data)[1] for model in cohort.models]
+        mean = evaluate(cohort.mean_model(), data)[1]
+        curve.append(Look(number, sum(single) / len(single), mean, cohort.spread()))
     left = cohort.left if isinstance(cohort, Watched) else [1.0]
-    return {
-        "curve": curve,
-        "sent": spent.sent_bytes / recipe.steps,
-        "left": sum(left) / len(left),
-    }
+    return Run(curve, cohort.spent().sent_bytes / recipe.steps, sum(left) / len(left))
 
 
 def run(context: Context) -> Outcome:
     data = images(context)
-    recipe = Recipe(
-        "mlp",
-        workers=4 if context.quick else 8,
-        steps=64 if context.quick else 1200,
-        batch=16,
-        learning_rate=0.05,
-        hidden=(64,) if context.quick else (200,),
-        # Every tensor goes through the two means, as in the paper; otherwise small ones are averaged.
-        dense_below=0,
-    )
-    found: dict[str, dict[str, Any]] = {}
-    for number, variant in enumerate(VARIANTS):
-        context.progress(variant, number, len(VARIANTS))
-        key = f"{recipe.key(variant, data)}, the way to the mean"
-        found[variant] = context.once(key, lambda v=variant: measure(v, recipe, data, 12))
-    last = {variant: found[variant]["curve"][-1] for variant in VARIANTS}
-    outcome = Outcome()
+    workers, steps, hidden = (4, 64, 64) if context.quick else (8, 1200, 200)
+    # Every tensor goes through the two means, as in the paper; otherwise small ones are averaged.
+    recipe = Recipe("mlp", workers, steps, batch=16, learning_rate=0.05, hidden=(hidden,), dense_below=0)
+    found = context.each({variant: partial(measure, variant, recipe, data, LOOKS) for variant in VARIANTS})
+    last = {variant: one.curve[-1] for variant, one in found.items()}
+    outcome = Outcome(judged=not context.quick)
     outcome.table(
         f"{data.name}, {recipe.workers} workers, {recipe.steps} steps: test accuracy of one replica (mean "
         "over the replicas), of the mean of all replicas, their spread, how much of a gradient's "
         "distance to the mean of all is left after the exchange, and bytes sent per worker and step",
-        ("method", "one replica", "averaged", "spread", "left", "sent"),
-        [
-            (
-                variant,
-                f"{100 * last[variant]['single']:.2f} %",
-                f"{100 * last[variant]['mean']:.2f} %",
-                f"{last[variant]['spread']:.4f}",
-                f"{100 * found[variant]['left']:.1f} %",
-                f"{found[variant]['sent']:,.0f}",
-            )
-            for variant in VARIANTS
-        ],
+        {
+            "method": "",
+            "one replica": ".2%",
+            "averaged": ".2%",
+            "spread": ".4f",
+            "left": ".1%",
+            "sent": ",.0f",
+        },
+        [(v, last[v].single, last[v].mean, last[v].spread, one.left, one.sent) for v, one in found.items()],
     )
-    for what, label in (("single", "one replica"), ("mean", "averaged"), ("spread", "spread")):
+    for field, label in (("single", "one replica"), ("mean", "averaged"), ("spread", "spread")):
         outcome.figures[f"{label} against steps"] = lines(
-            {v: ([p["step"] for p in f["curve"]], [p[what] for p in f["curve"]]) for v, f in found.items()},
+            {v: ([p.step for p in f.curve], [getattr(p, field) for p in f.curve]) for v, f in found.items()},
             "step",
             label,
         )
-    judge = not context.quick
     own, alone = last[PUBLISHED], last[ALONE]
-    gained = 100 * (own["single"] - alone["single"])
-    lost = 100 * (last[DENSE]["single"] - own["single"])
-    outcome.claims = [
-        Claim(
-            "bytes a step do not depend on the model",
-            "two numbers: 64 bits",
-            f"{found[PUBLISHED]['sent']:,.0f} bytes sent a step, {8} of them payload",
-            (found[PUBLISHED]["sent"] < 100) if judge else None,
-        ),
-        Claim(
-            "accuracy close to dense SGD, with the two means alone",
-            "close to dense (remembered; figures not recovered)",
-            f"{100 * own['single']:.2f} % for one replica, {lost:+.2f} points below dense",
-            (lost <= 0.5) if judge else None,
-            "replicas are never brought together, so each has learned from its own batches only",
-        ),
-        Claim(
-            "the two means add something to training without communication",
-            "implied by the method",
-            f"{gained:+.2f} points over no communication, spread {own['spread']:.3f} against "
-            f"{alone['spread']:.3f}",
-            (gained > 0.3) if judge else None,
-            f"after it {100 * found[PUBLISHED]['left']:.1f} % of a gradient's distance to the mean of all "
-            "gradients is left: two numbers cannot say where the others' gradients differ",
-        ),
-    ]
+    sent, left = found[PUBLISHED].sent, found[PUBLISHED].left
+    gained = 100 * (own.single - alone.single)
+    lost = 100 * (last[DENSE].single - own.single)
+    outcome.claim(
+        "bytes a step do not depend on the model",
+        "two numbers: 64 bits",
+        f"{sent:,.0f} bytes sent a step, 8 of them payload",
+        sent < 100,
+    )
+    outcome.claim(
+        "accuracy close to dense SGD, with the two means alone",
+        "close to dense (remembered; figures not recovered)",
+        f"{percent(own.single)} for one replica, {lost:+.2f} points below dense",
+        lost <= 0.5,
+        "replicas are never brought together, so each has learned from its own batches only",
+    )
+    outcome.claim(
+        "the two means add something to training without communication",
+        "implied by the method",
+        f"{gained:+.2f} points over no communication, spread {own.spread:.3f} against {alone.spread:.3f}",
+        gained > 0.3,
+        f"after it {percent(left, 1)} of a gradient's distance to the mean of all gradients is left: two "
+        "numbers cannot say where the others' gradients differ",
+    )
     outcome.notes.append(
         "Verdict: with the averaging of parameters that thinwire adds (every 32 steps), A2SGD does what "
         "averaging the parameters every 32 steps does by itself; compare the last two rows."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from reproductions import asylpg_link as link
@@ -14,12 +16,12 @@ from reproductions.asylpg_runs import (
     NETWORK,
     STRENGTH,
     WORKERS,
-    linear_runs,
-    network_runs,
+    Runs,
+    Study,
+    measure,
 )
 from reproductions.base import Claim, Context, Outcome, Reproduction
-from reproductions.plots import lines
-from thinwire.errors import ConfigError
+from thinwire.tools.report.figures import lines
 
 SETS = ("mushrooms", "a9a", "ijcnn1", "w8a", "reuters")
 # Of the sets here the one most like real-sim: news, 8,315 words; real-sim has 20,958.
@@ -27,6 +29,7 @@ NEAREST = "reuters"
 GAPS = (1e-4, 1e-8)
 REACHED = 1e-10
 SHOWN = 6
+MAX_STALENESS, QUICK_STALENESS = 16, 4
 SMOKE = (
     FULL,
     "AsyLPG, paper mode",
@@ -41,65 +44,37 @@ def published(label: str) -> tuple[float, float]:
     return _PUBLISHED[label.split(",", maxsplit=1)[0]]
 
 
-def bits_to(run: dict[str, Any], level: float) -> int | None:
-    """Bits sent both ways by all when the first snapshot with such an objective was there."""
-    for objective, down, up in zip(run["objective"], run["bits_down"], run["bits_up"], strict=True):
-        if objective <= level:
-            return int(down + up)
-    return None
-
-
-def bytes_to(run: dict[str, Any], level: float) -> int | None:
-    """The same on the wire: headers and gloo's control messages included."""
-    for objective, sent in zip(run["objective"], run["wire_bytes"], strict=True):
-        if objective <= level:
-            return int(sent)
-    return None
-
-
-def bits_an_entry(run: dict[str, Any], size: int, updates: int) -> list[tuple[float, float]]:
-    """Down and up, of one update, by epoch; what an epoch begins with is spread over its updates."""
-    return [
-        (
-            (run["bits_down"][epoch] - run["bits_down"][epoch - 1]) / size / updates,
-            (run["bits_up"][epoch] - run["bits_up"][epoch - 1]) / size / updates,
-        )
-        for epoch in range(1, len(run["objective"]))
-    ]
-
-
 def ratio(full: int | None, own: int | None) -> float | None:
     return full / own if full and own else None
 
 
+def savings(one: Runs, label: str, level: float) -> tuple[float | None, float | None]:
+    """Bits, and bytes on the wire, that full precision spends until the objective is at most `level`, over
+    what this algorithm spends."""
+    full, own = one.histories[FULL], one.histories[label]
+    return ratio(full.bits_to(level), own.bits_to(level)), ratio(full.bytes_to(level), own.bytes_to(level))
+
+
 def run(context: Context) -> Outcome:
-    outcome = Outcome()
-    if not context.quick and not context.has_data:
-        raise ConfigError("this reproduction reads real datasets: say where they are with --data DIR")
-    data = str(context.data) if context.has_data else None
-    sets = ("mushrooms" if data else "digits",) if context.quick else SETS
-    labels = SMOKE if context.quick else tuple(ALGORITHMS)
-    chosen = {label: ALGORITHMS[label] for label in labels}
-    epochs = 5 if context.quick else 14
-    total = len(sets) + 1 + 3
-    found: dict[str, dict[str, Any]] = {}
-    for done, name in enumerate(sets):
-        found[name] = context.once(
-            f"linear {name} {epochs} {sorted(LINEAR.items())} {chosen}",
-            lambda name=name, done=done: linear_runs(
-                data, name, epochs, labels, lambda what: context.progress(what, done, total)
-            ),
-        )
-    _linear(outcome, found, context.quick)
-    rows, rounds = (1000, 2) if context.quick else (10_000, 12)
-    network = context.once(
-        f"network {data is None} {rows} {rounds} {sorted(NETWORK.items())} {chosen}",
-        lambda: network_runs(
-            data, rows, rounds, labels, lambda what: context.progress(what, len(sets), total)
-        ),
-    )
-    _network(outcome, network, context.quick)
-    _throughput(outcome, context, len(sets) + 1, total)
+    outcome = Outcome(judged=not context.quick)
+    quick = context.quick
+    data = context.data if context.has_data or not quick else None
+    labels = SMOKE if quick else tuple(ALGORITHMS)
+    sets = SETS if not quick else ("mushrooms" if data else "digits",)
+    # A smoke run may share its cores with anything: it must not diverge because a worker had to wait.
+    stale = QUICK_STALENESS if quick else MAX_STALENESS
+    studies = {name: Study(name, 5 if quick else 14, labels, 0, stale, data) for name in sets}
+    rows, epochs = (1000, 2) if quick else (10_000, 12)
+    studies["network"] = Study("mnist" if data else "digits", epochs, labels, rows, stale, data)
+    reports = {
+        name: replace(study, report=partial(context.progress, done=done, total=len(studies)))
+        for done, (name, study) in enumerate(studies.items())
+    }
+    found = context.each({name: partial(measure, study) for name, study in reports.items()})
+    network = found.pop("network")
+    _linear(outcome, found)
+    _network(outcome, network)
+    _throughput(context, outcome)
     outcome.notes += [
         f"All runs of the first tables are {WORKERS} worker processes and a server over gloo on one machine. "
         f"Logistic regression: rows of length 1, l2 of {STRENGTH:g} as the proximal term, the step size 1/L "
@@ -115,27 +90,19 @@ def run(context: Context) -> Outcome:
     return outcome
 
 
-def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> None:
-    worst = 0.0
-    savings: dict[tuple[str, str, float], float | None] = {}
+def _linear(outcome: Outcome, found: dict[str, Runs]) -> None:
     figures: dict[str, Any] = {}
     for name, one in found.items():
         rows: list[Sequence[str]] = []
-        least, full = one["least"], one["runs"][FULL]
-        for label, own in one["runs"].items():
-            last = own["objective"][-1] - least
-            worst = max(worst, last)
-            cells: list[str] = [label, f"{max(last, 0.0):.0e}"]
+        for label, own in one.histories.items():
+            cells = [label, f"{max(own.objective[-1] - one.least, 0.0):.0e}"]
             for gap in GAPS:
-                bits, sent = bits_to(own, least + gap), bytes_to(own, least + gap)
-                saved = savings[name, label, gap] = ratio(bits_to(full, least + gap), bits)
-                on_wire = ratio(bytes_to(full, least + gap), sent)
-                cells += [_mega(bits), _times(saved), _times(on_wire)]
-            stale = own["staleness"]
-            highest = max(number for number, count in enumerate(stale) if count)
-            rows.append((*cells, f"{_mean(stale):.1f} / {highest}"))
+                saved, on_wire = savings(one, label, one.least + gap)
+                cells += [_mega(own.bits_to(one.least + gap)), _times(saved), _times(on_wire)]
+            highest = max(number for number, count in enumerate(own.staleness) if count)
+            rows.append((*cells, f"{_mean(own.staleness):.1f} / {highest}"))
         outcome.table(
-            f"{name}: {one['rows']:,} x {one['size']:,}, {WORKERS} workers",
+            f"{name}: {one.rows:,} x {one.size:,}, {WORKERS} workers",
             (
                 "algorithm",
                 "last gap",
@@ -146,44 +113,43 @@ def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> 
         )
         curves = {
             label: (
-                [(d + u) / 1e6 for d, u in zip(own["bits_down"], own["bits_up"], strict=True)],
-                [max(value - least, 1e-16) for value in own["objective"]],
+                [(d + u) / 1e6 for d, u in zip(own.bits_down, own.bits_up, strict=True)],
+                [max(value - one.least, 1e-16) for value in own.objective],
             )
-            for label, own in one["runs"].items()
+            for label, own in one.histories.items()
         }
         figures[f"Gap over bits, {name}"] = lines(
             curves, "Mbit, both ways", "gap", log_x=True, log_y=True, markers=True
         )
     outcome.figures |= dict(reversed(figures.items()))
-    outcome.claims.append(
-        Claim(
-            "every algorithm converges linearly, to a gap of 1e-10 and below",
-            "linear rate (theorem)",
-            f"largest last gap {worst:.0e}",
-            None if quick else worst <= REACHED,
-            "a smoke run of few epochs" if quick else "",
-        )
+    worst = max(own.objective[-1] - one.least for one in found.values() for own in one.histories.values())
+    outcome.claim(
+        "every algorithm converges linearly, to a gap of 1e-10 and below",
+        "linear rate (theorem)",
+        f"largest last gap {worst:.0e}",
+        worst <= REACHED,
+        "" if outcome.judged else "a smoke run of few epochs",
     )
-    for label in (each for each in next(iter(found.values()))["runs"] if each != FULL):
-        each = {name: savings[name, label, GAPS[1]] for name in found}
-        ours = ", ".join(f"{name} {_times(value)}" for name, value in each.items())
-        nearest = each.get(NEAREST)
-        paper = published(label)[0]
-        why = ""
-        if nearest is not None:
-            one = found[NEAREST]
-            why = _why(one, label, one["least"] + GAPS[1], LINEAR["epoch_length"])
+    name, one = next(reversed(found.items()))
+    for label in (each for each in one.histories if each != FULL):
+        saved = {name: savings(each, label, each.least + GAPS[1])[0] for name, each in found.items()}
+        nearest, paper = saved.get(NEAREST), published(label)[0]
         outcome.claims.append(
             Claim(
                 f"{label}: bits saved over full precision, to a gap of {GAPS[1]:.0e}",
                 f"{paper:g}x (real-sim, 20,958 features; from a summary)",
-                ours,
+                ", ".join(f"{name} {_times(value)}" for name, value in saved.items()),
                 None if nearest is None else _reached(nearest, paper),
-                f"judged on {NEAREST}, the set most like real-sim; {why}" if why else "",
+                ""
+                if nearest is None
+                else f"judged on {NEAREST}, the set most like real-sim; "
+                + _why(found[NEAREST], label, found[NEAREST].least + GAPS[1], LINEAR["epoch_length"]),
             )
         )
-    name, one = next(reversed(found.items()))
-    spent = {label: _spent(one, label)[:SHOWN] for label in one["runs"]}
+    spent = {
+        label: own.bits_per_entry(one.size, LINEAR["epoch_length"])[:SHOWN]
+        for label, own in one.histories.items()
+    }
     outcome.table(
         f"{name}: bits an entry and update, down + up, in epoch ...",
         ("algorithm", *(str(number + 1) for number in range(len(spent[FULL])))),
@@ -191,19 +157,12 @@ def _linear(outcome: Outcome, found: dict[str, dict[str, Any]], quick: bool) -> 
     )
 
 
-def _spent(one: dict[str, Any], label: str) -> list[tuple[float, float]]:
-    return bits_an_entry(one["runs"][label], one["size"], LINEAR["epoch_length"])
-
-
-def _why(one: dict[str, Any], label: str, level: float, updates: int) -> str:
+def _why(one: Runs, label: str, level: float, updates: int) -> str:
     """What the bits are spent on until the objective is at most `level`, in numbers."""
-    ours, theirs = (
-        next((number for number, value in enumerate(one["runs"][each]["objective"]) if value <= level), 0)
-        for each in (label, FULL)
-    )
+    ours, theirs = (one.histories[each].epochs_to(level) for each in (label, FULL))
     if not ours or not theirs:
         return "not reached"
-    spent = bits_an_entry(one["runs"][label], one["size"], updates)[:ours]
+    spent = one.histories[label].bits_per_entry(one.size, updates)[:ours]
     (first, up), (last, _) = spent[0], spent[-1]
     way_down = f"{first:.1f}" if last < first + 1 else f"{first:.1f} in the first, {last:.1f} in the last"
     return f"{ours} epochs (full precision: {theirs}); bits an entry: down {way_down}, up {up:.1f}"
@@ -214,43 +173,34 @@ def _reached(saved: float, paper: float) -> bool:
     return round(saved, 1) >= round(paper, 1)
 
 
-def _network(outcome: Outcome, one: dict[str, Any], quick: bool) -> None:
+def _network(outcome: Outcome, one: Runs) -> None:
     """How many bits until the objective that all algorithms reach."""
-    full = one["runs"][FULL]
-    level = max(own["objective"][-1] for own in one["runs"].values())
-    rows: list[Sequence[str]] = []
-    for label, own in one["runs"].items():
-        bits, saved = bits_to(own, level), ratio(bits_to(full, level), bits_to(own, level))
-        on_wire = ratio(bytes_to(full, level), bytes_to(own, level))
-        rows.append(
-            (
-                label,
-                f"{own['objective'][-1]:.4f}",
-                f"{100 * own['accuracy']:.1f} %",
-                _mega(bits),
-                _times(saved),
-                _times(on_wire),
-            )
-        )
+    level = max(own.objective[-1] for own in one.histories.values())
+    rows: list[Sequence[object]] = []
+    for label, own in one.histories.items():
+        saved, on_wire = savings(one, label, level)
+        bits = _mega(own.bits_to(level))
+        rows.append((label, own.objective[-1], own.accuracy, bits, _times(saved), _times(on_wire)))
         if label != FULL:
             paper = published(label)[1]
             outcome.claims.append(
                 Claim(
                     f"{label}: bits saved with a three-layer network",
                     f"{paper:g}x (MNIST; from a summary)",
-                    f"{_times(saved)} ({one['name']})",
-                    None if quick or saved is None else _reached(saved, paper),
+                    f"{_times(saved)} ({one.name})",
+                    None if not outcome.judged or saved is None else _reached(saved, paper),
                     _why(one, label, level, NETWORK["epoch_length"]),
                 )
             )
     outcome.table(
-        f"{one['name']}: {one['rows']:,} rows, a network of {one['size']:,} parameters, {WORKERS} workers",
-        ("algorithm", "last objective", "test", f"Mbit to {level:.4f}", "saves", "on the wire"),
+        f"{one.name}: {one.rows:,} rows, a network of {one.size:,} parameters, {WORKERS} workers",
+        {"algorithm": "", "last objective": ".4f", "test": ".1%", f"Mbit to {level:.4f}": ""}
+        | {"saves": "", "on the wire": ""},
         rows,
     )
 
 
-def _throughput(outcome: Outcome, context: Context, done: int, total: int) -> None:
+def _throughput(context: Context, outcome: Outcome) -> None:
     from thinwire.tools.lab import namespaces
 
     reason = namespaces.unavailable()
@@ -259,37 +209,27 @@ def _throughput(outcome: Outcome, context: Context, done: int, total: int) -> No
         return
     updates, epochs = (16, 2) if context.quick else (96, 4)
     counts = (2,) if context.quick else (1, 2, 4)
-    found: dict[int, dict[str, float]] = {}
-    for number, workers in enumerate(counts):
-        context.progress(f"throughput of {workers} workers at {link.RATE}", done + number, total)
-        found[workers] = context.once(
-            f"throughput {workers} {updates} {epochs} {link.RATE} {link.WIDTHS}",
-            lambda workers=workers: link.measure(workers, updates, epochs),
-        )
-    rows = [
-        (label, *(f"{found[workers][label]:.1f}" for workers in counts), _times(_growth(found, label)))
-        for label in (*link.ASYNCHRONOUS, link.SYNCHRONOUS)
-    ]
+    found = context.each(
+        {workers: partial(link.measure, workers, updates, epochs) for workers in counts},
+        f"throughput at {link.RATE}, workers:",
+    )
+    fewest, most = found[min(counts)], found[max(counts)]
     outcome.table(
         f"gradients applied a second at {link.RATE} a host, {'-'.join(map(str, link.WIDTHS))} network",
-        ("algorithm", *(f"{workers} workers" for workers in counts), "most over 1"),
-        rows,
+        {"algorithm": ""} | {f"{workers} workers": ".1f" for workers in counts} | {"most over 1": ""},
+        [
+            (label, *(one[label] for one in found.values()), _times(most[label] / fewest[label]))
+            for label in (*link.ASYNCHRONOUS, link.SYNCHRONOUS)
+        ],
     )
-    most = max(counts)
-    best, rival = found[most]["AsyLPG, centered"], found[most][link.SYNCHRONOUS]
-    outcome.claims.append(
-        Claim(
-            f"asynchronous double quantisation applies more gradients a second at {link.RATE}",
-            "faster than full precision (no figure at hand)",
-            f"{best:.1f} against {rival:.1f} of {link.SYNCHRONOUS}, {most} workers",
-            None if context.quick else best > rival,
-            "synchronous steps count one gradient for every worker",
-        )
+    best, rival = most["AsyLPG, centered"], most[link.SYNCHRONOUS]
+    outcome.claim(
+        f"asynchronous double quantisation applies more gradients a second at {link.RATE}",
+        "faster than full precision (no figure at hand)",
+        f"{best:.1f} against {rival:.1f} of {link.SYNCHRONOUS}, {max(counts)} workers",
+        best > rival,
+        "synchronous steps count one gradient for every worker",
     )
-
-
-def _growth(found: dict[int, dict[str, float]], label: str) -> float:
-    return found[max(found)][label] / found[min(found)][label]
 
 
 def _mean(counts: Sequence[int]) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -38,44 +41,75 @@ NETWORK: dict[str, Any] = {"epoch_length": 200, "batch": 32, "lr": 0.1, "prox": 
 NETWORK_SPARSE: dict[str, Any] = {"lr": 0.05}
 HIDDEN = (128, 64)
 
-Report = Callable[[str], None]
+
+@dataclass(frozen=True)
+class Study:
+    """What the algorithms are run on: a sparse set, or the first `rows` images for a network."""
+
+    name: str
+    epochs: int
+    algorithms: tuple[str, ...]
+    rows: int = 0
+    max_staleness: int = 16
+    data: Path | None = field(default=None, repr=False)
+    report: Callable[[str], None] | None = field(default=None, repr=False)
 
 
-def linear_runs(
-    data: str | None, name: str, epochs: int, algorithms: tuple[str, ...], report: Report | None = None
-) -> dict[str, Any]:
-    """The least objective, and these algorithms' histories, on one sparse set."""
+class History(msgspec.Struct):
+    """One algorithm's run, by epoch: bits of all workers, bytes on the wire with headers and control."""
+
+    objective: Sequence[float]
+    bits_down: Sequence[int]
+    bits_up: Sequence[int]
+    wire_bytes: Sequence[int] = ()
+    staleness: Sequence[int] = ()
+    accuracy: float = 0.0
+
+    def epochs_to(self, level: float) -> int | None:
+        """The first epoch with such an objective."""
+        return next((epoch for epoch, value in enumerate(self.objective) if value <= level), None)
+
+    def bits_to(self, level: float) -> int | None:
+        """Sent both ways by all when the first snapshot with such an objective was there."""
+        epoch = self.epochs_to(level)
+        return None if epoch is None else self.bits_down[epoch] + self.bits_up[epoch]
+
+    def bytes_to(self, level: float) -> int | None:
+        """The same on the wire."""
+        epoch = self.epochs_to(level)
+        return None if epoch is None else self.wire_bytes[epoch]
+
+    def bits_per_entry(self, size: int, updates: int) -> list[tuple[float, float]]:
+        """Down and up, of one update, by epoch; what an epoch begins with is spread over its updates."""
+        down, up = (
+            [(after - before) / size / updates for before, after in itertools.pairwise(bits)]
+            for bits in (self.bits_down, self.bits_up)
+        )
+        return list(zip(down, up, strict=True))
+
+
+class Runs(msgspec.Struct):
+    name: str
+    rows: int
+    size: int
+    histories: dict[str, History]
+    least: float = 0.0
+    """The least objective, where it is known."""
+
+
+def measure(study: Study) -> Runs:
+    """The algorithms' histories on a sparse set, or with a network of three layers."""
     found = run_local(
-        _linear_job,
+        _network_job if study.rows else _linear_job,
         WORKERS + 1,
-        data,
-        name,
-        epochs,
-        algorithms,
+        replace(study, report=None),
         timeout=1800.0,
-        on_report=lambda rank, text: report(text) if report else None,
+        on_report=lambda _, text: study.report(text) if study.report else None,
     )
     return found[0]
 
 
-def network_runs(
-    data: str | None, rows: int, epochs: int, algorithms: tuple[str, ...], report: Report | None = None
-) -> dict[str, Any]:
-    """These algorithms' histories and test accuracies with a network of three layers."""
-    found = run_local(
-        _network_job,
-        WORKERS + 1,
-        data,
-        rows,
-        epochs,
-        algorithms,
-        timeout=1800.0,
-        on_report=lambda rank, text: report(text) if report else None,
-    )
-    return found[0]
-
-
-def linear_set(data: str | None, name: str) -> tuple[Any, Any]:
+def linear_set(data: Path | None, name: str) -> tuple[Any, Any]:
     """Rows of length 1 as a CSR matrix, and labels; without data the even digits against the odd."""
     from scipy import sparse
 
@@ -88,7 +122,7 @@ def linear_set(data: str | None, name: str) -> tuple[Any, Any]:
     else:
         from thinwire.tools.workloads.data import svmlight
 
-        matrix, labels = svmlight(Path(data), name)
+        matrix, labels = svmlight(data, name)
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(1))).ravel()
     return sparse.csr_matrix(sparse.diags_array(1.0 / np.maximum(lengths, 1e-12)) @ matrix), labels
 
@@ -116,68 +150,75 @@ def least_objective(matrix: Any, labels: Any) -> float:
     return float(losses.mean() + 0.5 * STRENGTH * np.dot(x, x))
 
 
-def _linear_job(
-    worker: Worker, data: str | None, name: str, epochs: int, algorithms: tuple[str, ...]
-) -> dict[str, Any] | None:
+def _linear_job(worker: Worker, study: Study) -> Runs | None:
     from thinwire.server import LinearProblem, asylpg
 
-    matrix, labels = linear_set(data, name)
+    matrix, labels = linear_set(study.data, study.name)
     problem = LinearProblem(matrix, labels)
-    runs: dict[str, Any] = {}
-    for number, label in enumerate(algorithms):
-        chosen = ALGORITHMS[label]
-        if worker.rank == 0:
-            worker.report(f"{name}: {label}")
-        options = LINEAR | (LINEAR_SPARSE if chosen.get("variant") == "sparse" else {}) | chosen
-        result = asylpg(problem, name=f"run{number}", epochs=epochs, progress=False, **options)
-        runs[label] = _told(result)
+
+    def run(options: dict[str, Any]) -> History:
+        return _history(asylpg(problem, **options))
+
+    histories = _histories(worker, study, study.name, LINEAR, LINEAR_SPARSE, run)
     if worker.rank:
         return None
-    return {
-        "least": least_objective(matrix, labels),
-        "rows": problem.rows,
-        "size": problem.size,
-        "runs": runs,
-    }
+    return Runs(study.name, problem.rows, problem.size, histories, least_objective(matrix, labels))
 
 
-def _network_job(
-    worker: Worker, data: str | None, rows: int, epochs: int, algorithms: tuple[str, ...]
-) -> dict[str, Any] | None:
+def _network_job(worker: Worker, study: Study) -> Runs | None:
     from thinwire.server import asylpg
     from thinwire.tools.workloads import build
     from thinwire.tools.workloads.data import digits, mnist
     from thinwire.tools.workloads.models import evaluate
     from thinwire.tools.workloads.models import loss as loss_of
 
-    given = digits() if data is None else mnist(Path(data) / "mnist")
-    inputs, targets = given.inputs[:rows], given.targets[:rows]
+    given = digits() if study.data is None else mnist(study.data / "mnist")
+    rows = given.inputs[: study.rows], given.targets[: study.rows]
+    size = sum(p.numel() for p in build("mlp", given, 0, HIDDEN).parameters())
 
     def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return loss_of(given, model(batch[0]), batch[1])
 
-    runs: dict[str, Any] = {}
-    size = 0
-    for number, label in enumerate(algorithms):
-        chosen = ALGORITHMS[label]
-        if worker.rank == 0:
-            worker.report(f"{given.name}: {label}")
+    def run(options: dict[str, Any]) -> History:
         model = build("mlp", given, 0, HIDDEN)
-        size = sum(p.numel() for p in model.parameters())
-        options = NETWORK | (NETWORK_SPARSE if chosen.get("variant") == "sparse" else {}) | chosen
-        result = asylpg(
-            model, loss, (inputs, targets), name=f"run{number}", epochs=epochs, progress=False, **options
+        history = _history(asylpg(model, loss, rows, **options))
+        history.accuracy = evaluate(model, given)[1] if worker.rank == 0 else 0.0
+        return history
+
+    histories = _histories(worker, study, given.name, NETWORK, NETWORK_SPARSE, run)
+    return None if worker.rank else Runs(given.name, len(rows[0]), size, histories)
+
+
+def _histories(
+    worker: Worker,
+    study: Study,
+    name: str,
+    base: dict[str, Any],
+    sparse: dict[str, Any],
+    run: Callable[[dict[str, Any]], History],
+) -> dict[str, History]:
+    found: dict[str, History] = {}
+    for number, label in enumerate(study.algorithms):
+        if worker.rank == 0:
+            worker.report(f"{name}: {label}")
+        chosen = ALGORITHMS[label]
+        common = {"name": f"run{number}", "epochs": study.epochs, "max_staleness": study.max_staleness}
+        found[label] = run(
+            {"progress": False}
+            | common
+            | base
+            | (sparse if chosen.get("variant") == "sparse" else {})
+            | chosen
         )
-        runs[label] = _told(result) | {"accuracy": evaluate(model, given)[1] if worker.rank == 0 else 0.0}
-    return None if worker.rank else {"rows": len(inputs), "size": size, "name": given.name, "runs": runs}
+    return found
 
 
-def _told(result: Any) -> dict[str, Any]:
-    return {
-        "objective": [record.objective for record in result.history],
-        "bits_down": [record.bits_down for record in result.history],
-        "bits_up": [record.bits_up for record in result.history],
-        "wire_bytes": [record.wire_bytes for record in result.history],
-        "updates": result.updates,
-        "staleness": result.staleness.tolist(),
-    }
+def _history(result: Any) -> History:
+    epochs = result.history
+    return History(
+        [epoch.objective for epoch in epochs],
+        [epoch.bits_down for epoch in epochs],
+        [epoch.bits_up for epoch in epochs],
+        [epoch.wire_bytes for epoch in epochs],
+        result.staleness.tolist(),
+    )

@@ -1,21 +1,25 @@
-"""What a reproduction is made of: claims with verdicts, tables, figures, and runs that can be resumed."""
+"""What a reproduction is made of: claims with verdicts, tables, figures, and parts that are computed once."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints
+
+import msgspec
 
 from thinwire.errors import ConfigError
+from thinwire.tools.workloads import Dataset
 
-Json = TypeVar("Json")
-"""What JSON can hold: dicts, lists, strings, numbers, None."""
+P = ParamSpec("P")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """One figure of a paper beside ours.
 
     Args:
@@ -37,47 +41,70 @@ class Claim:
         return {True: "holds", False: "does not hold", None: "not judged"}[self.holds]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass
-class Outcome:
-    """What a reproduction found. `figures` are Plotly figures by title, the first is shown on the page."""
+class Findings(msgspec.Struct):
+    """What is kept of an outcome in outcome.json."""
 
-    claims: list[Claim] = field(default_factory=list[Claim])
-    tables: list[Table] = field(default_factory=list[Table])
-    figures: dict[str, Any] = field(default_factory=dict[str, Any])
-    notes: list[str] = field(default_factory=list[str])
+    claims: list[Claim] = []
+    tables: list[Table] = []
+    notes: list[str] = []
 
-    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        self.tables.append(Table(title, tuple(header), tuple(tuple(row) for row in rows)))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "claims": [asdict(claim) for claim in self.claims],
-            "tables": [asdict(table) for table in self.tables],
-            "notes": self.notes,
-        }
+class Outcome(Findings):
+    """What a reproduction found. `figures` are Plotly figures by title; the first is shown on the page.
 
-    @staticmethod
-    def from_json(found: dict[str, Any]) -> Outcome:
-        """Without the figures: they are in the HTML file beside the record."""
-        claims = [Claim(**claim) for claim in found["claims"]]
-        outcome = Outcome(claims, notes=list(found["notes"]))
-        for table in found["tables"]:
-            outcome.table(table["title"], table["header"], table["rows"])
-        return outcome
+    A smoke run is too short to judge a claim: its outcome is not `judged`.
+    """
+
+    figures: dict[str, Any] = {}
+    judged: bool = True
+
+    def claim(self, what: str, paper: str, ours: str, holds: bool, note: str = "") -> None:
+        self.claims.append(Claim(what, paper, ours, holds if self.judged else None, note))
+
+    def table(
+        self, title: str, header: Sequence[str] | Mapping[str, str], rows: Iterable[Sequence[object]]
+    ) -> None:
+        """A table of texts; or of numbers, if the header says how they are formatted: `{"loss": ".4f"}`."""
+        formats = [header[name] if isinstance(header, Mapping) else "" for name in header]
+        cells = tuple(tuple(cell(*pair) for pair in zip(row, formats, strict=True)) for row in rows)
+        self.tables.append(Table(title, tuple(header), cells))
+
+    def findings(self) -> Findings:
+        return Findings(self.claims, self.tables, self.notes)
+
+
+class Part(msgspec.Struct, Generic[Value]):
+    """The value of a function, and the call that made it."""
+
+    call: str
+    value: Value
+
+
+def described(value: object) -> str:
+    """The text of an argument; a dataclass leaves out fields with `repr=False`, such as folders."""
+    if isinstance(value, Dataset):
+        return f"{value.name} {len(value.inputs)}"
+    if is_dataclass(value) and not isinstance(value, type):
+        options = (f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.repr)
+        return f"{type(value).__name__}({', '.join(options)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(described, cast('tuple[object, ...]', value)))})"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    raise TypeError(f"{type(value).__name__} does not describe itself: it cannot be an argument of a part")
 
 
 class Context:
     """What a reproduction is given: where the data are, how much to do, and a memory of what is done.
 
-    Every finished part is a line of `records.jsonl` in the output folder; a run that was stopped goes on
-    behind the last one.
+    Every finished part is a file below `parts` in the output folder; a run that was stopped continues behind
+    the last one.
     """
 
     def __init__(
@@ -90,25 +117,11 @@ class Context:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.quick = quick
-        self.folder = out / (f"{name}-quick" if quick else name)
+        self.folder = folder(name, quick, out)
         self._data = data
         self._progress = progress
-        self._known: dict[str, Any] = {}
-        self._records = self.folder / "records.jsonl"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self._records.exists():
-            text = self._records.read_text()
-            for line in text.splitlines():
-                self._remember(line)
-            if not text.endswith("\n"):  # cut off in the middle of a line: what comes next begins a new one
-                self._records.write_text(text + "\n")
-
-    def _remember(self, line: str) -> None:
-        try:
-            record = json.loads(line)
-            self._known[record["key"]] = record["value"]
-        except (ValueError, KeyError, TypeError):
-            return  # the last line of a run that was killed while it wrote: done anew
+        self._parts = self.folder / "parts"
+        self._parts.mkdir(parents=True, exist_ok=True)
 
     @property
     def data(self) -> Path:
@@ -121,22 +134,48 @@ class Context:
     def has_data(self) -> bool:
         return self._data is not None
 
-    def once(self, key: str, function: Callable[[], Json]) -> Json:
-        """The value of `function()`, computed now or remembered from an earlier run with the same key.
+    def once(self, function: Callable[P, Value], *args: P.args, **kwargs: P.kwargs) -> Value:
+        """`function(*args, **kwargs)`, computed now or read from an earlier run with equal arguments.
 
-        The key must name everything the value depends on (settings, seeds, sizes).
+        The function declares its result with a type that msgspec knows. What the result depends on must be
+        among the arguments, because only they tell one part from another; see `described`.
         """
-        if key not in self._known:
-            value = function()
-            with self._records.open("a") as file:
-                file.write(json.dumps({"key": key, "value": value}) + "\n")
-            self._known[key] = json.loads(json.dumps(value))
-        return cast(Json, self._known[key])
+        given = [described(value) for value in args]
+        given += [f"{name}={described(value)}" for name, value in kwargs.items()]
+        call = f"{function.__module__}.{function.__qualname__}({', '.join(given)})"
+        path = self._parts / f"{hashlib.sha256(call.encode()).hexdigest()[:20]}.msgpack"
+        if not path.exists():
+            made = msgspec.msgpack.encode(Part(call, function(*args, **kwargs)))
+            partial_file = path.with_suffix(".partial")
+            partial_file.write_bytes(made)
+            partial_file.replace(path)
+        kept: Any = Part[get_type_hints(function)["return"]]
+        try:
+            part: Part[Value] = msgspec.msgpack.decode(path.read_bytes(), type=kept)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path} cannot be read ({error}): remove it to compute it again") from None
+        if part.call != call:
+            raise ConfigError(f"{path} is the part {part.call}, not {call}: remove it")
+        return part.value
+
+    def each(self, parts: Mapping[Key, partial[Value]], what: str = "") -> dict[Key, Value]:
+        """`once` for every part, with progress: `what` they are, and their keys."""
+        found: dict[Key, Value] = {}
+        for number, (key, part) in enumerate(parts.items()):
+            words = cast("tuple[object, ...]", key) if isinstance(key, tuple) else (key,)
+            self.progress(" ".join((what, *map(str, words))).strip(), number, len(parts))
+            found[key] = self.once(part.func, *part.args, **part.keywords)
+        return found
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Tell the progress bar: `done` of `total` parts are finished, `what` comes next."""
         if self._progress is not None:
             self._progress(what, done, total)
+
+
+def folder(name: str, quick: bool, out: Path) -> Path:
+    """Where a reproduction keeps its parts, its outcome and its plots."""
+    return out / (f"{name}-quick" if quick else name)
 
 
 @dataclass(frozen=True)
@@ -154,3 +193,14 @@ class Reproduction:
     paper: str
     run: Callable[[Context], Outcome]
     methods: tuple[str, ...] = ()
+
+
+def percent(share: float, digits: int = 2) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def cell(value: object, form: str) -> str:
+    """A value as `form` says; texts stay as they are."""
+    if isinstance(value, str):
+        return value
+    return format(value, form).replace("%", " %")

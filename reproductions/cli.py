@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
+from reproductions import NAMES, find
+from reproductions.base import Context, Outcome, Reproduction, folder
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.mistakes import OneLineErrors
 from thinwire.tools.cli.show import console, errors, progress, table
 
-if TYPE_CHECKING:
-    from reproductions import Outcome, Reproduction
-
-
 PAGE = Path("docs/reproductions.md")
-PICTURE = "picture.svg"
+OUTCOME, PLOTS, PICTURE = "outcome.json", "plots.html", "picture.svg"
+Outcomes = dict[str, tuple[Reproduction, Outcome]]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+@app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which one, or `all`; without a name they are listed.")] = "",
     data: Annotated[Path | None, typer.Option(help="The folder with the datasets.")] = None,
@@ -38,64 +38,40 @@ def reproduce(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Run a paper's central claim again: its figure, ours, and the verdict side by side."""
-    import reproductions as module
-
+    """Run a paper's central claim again: the paper's figure, ours, and the verdict, side by side."""
     if not name:
-        rows = [(each, module.find(each).title) for each in module.names()]
-        table("reproductions", ("name", ""), rows, numbers=False)
+        rows = [(each, find(each).title, find(each).paper) for each in NAMES]
+        table("reproductions", ("name", "about", "paper"), rows, numbers=False)
         return
+    outcomes: Outcomes = {}
     with errors():
         if data is not None and not data.is_dir():
             raise ConfigError(f"--data: there is no folder {data}")
-        chosen = module.names() if name == "all" else (name,)
-        found = {each: module.find(each) for each in chosen}
-        outcomes: dict[str, tuple[Reproduction, Outcome]] = {}
-        if finished:
-            found = {each: one for each, one in found.items() if _outcome_file(each, quick, out).is_file()}
-            if not found:
-                raise ConfigError(f"--finished: no run of {name} has ended in {out}")
-        for each, reproduction in found.items():
-            outcome = _read(each, quick, out) if finished else _run(each, reproduction, data, quick, out)
+        chosen = {each: find(each) for each in (NAMES if name == "all" else (name,))}
+        for each, reproduction in chosen.items():
+            place = folder(each, quick, out)
+            if finished and not (place / OUTCOME).is_file():
+                continue
+            outcome = _read(place) if finished else _run(each, reproduction, data, quick, out)
             outcomes[each] = (reproduction, outcome)
             if not as_json:
-                _show(reproduction, outcomes[each][1])
+                _show(reproduction, outcome)
+                console().print(f"{each}: {place}", markup=False)
+        if not outcomes:
+            raise ConfigError(f"--finished: no run of {name} has ended in {out}")
     if as_json:
-        record = {each: outcome.to_json() for each, (_, outcome) in outcomes.items()}
-        console().print_json(json.dumps(record))
+        record = {each: outcome.findings() for each, (_, outcome) in outcomes.items()}
+        console().print_json(msgspec.json.encode(record).decode())
     if page is None and name == "all" and not quick:
         page = PAGE
     if page is not None:
-        _write_page(page, name, outcomes, quick, finished, out)
-
-
-def _write_page(
-    page: Path,
-    name: str,
-    outcomes: dict[str, tuple[Reproduction, Outcome]],
-    quick: bool,
-    finished: bool,
-    out: Path,
-) -> None:
-    """The page, and a folder of the same name with a picture of each reproduction."""
-    from reproductions.page import markdown
-
-    folder = page.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures: dict[str, str] = {}
-    for each in outcomes:
-        drawn = _folder(each, quick, out) / PICTURE
-        if drawn.is_file():
-            (folder / f"{each}.svg").write_text(drawn.read_text())
-            pictures[each] = f"{folder.name}/{each}.svg"
-    flags = " --quick" * quick + " --finished" * finished
-    command = f"python -m reproductions {name} --data DATA{flags}"
-    command += "" if page == PAGE and name == "all" else f" --page {page}"
-    page.write_text(markdown(outcomes, command, pictures))
+        flags = " --quick" * quick + " --finished" * finished
+        flags += "" if page == PAGE and name == "all" else f" --page {page}"
+        pictures = {each: folder(each, quick, out) / PICTURE for each in outcomes}
+        _write_page(page, f"python -m reproductions {name} --data DATA{flags}", outcomes, pictures)
 
 
 def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, out: Path) -> Outcome:
-    from reproductions import Context
     from reproductions.page import write_plots
     from reproductions.picture import svg
 
@@ -109,38 +85,28 @@ def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, 
 
         context = Context(name, data=data, quick=quick, out=out, progress=show)
         outcome = reproduction.run(context)
-    (context.folder / "outcome.json").write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
+    found = msgspec.json.format(msgspec.json.encode(outcome.findings()), indent=2)
+    (context.folder / OUTCOME).write_bytes(found + b"\n")
     if outcome.figures:
-        write_plots(context.folder / "plots.html", reproduction.title, outcome.figures, outcome)
+        write_plots(context.folder / PLOTS, reproduction.title, outcome.figures, outcome)
         drawn = svg(*next(iter(outcome.figures.items())))
         if drawn is not None:
             (context.folder / PICTURE).write_text(drawn)
     return outcome
 
 
-def _folder(name: str, quick: bool, out: Path) -> Path:
-    return out / (f"{name}-quick" if quick else name)
-
-
-def _outcome_file(name: str, quick: bool, out: Path) -> Path:
-    return _folder(name, quick, out) / "outcome.json"
-
-
-def _read(name: str, quick: bool, out: Path) -> Outcome:
-    from reproductions import Outcome
-
-    path = _outcome_file(name, quick, out)
+def _read(place: Path) -> Outcome:
+    """Without the figures: they are in the HTML file beside it."""
+    path = place / OUTCOME
     try:
-        return Outcome.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} is not the outcome of a reproduction: {error}") from None
 
 
 def _show(reproduction: Reproduction, outcome: Outcome) -> None:
     if outcome.claims:
-        claims: Sequence[Sequence[str]] = [
-            (c.what, c.paper, c.ours, c.verdict, c.note) for c in outcome.claims
-        ]
+        claims = [(c.what, c.paper, c.ours, c.verdict, c.note) for c in outcome.claims]
         table(reproduction.title, ("claim", "paper", "ours", "verdict", "why"), claims, numbers=False)
     for each in outcome.tables:
         table(each.title, each.header, each.rows)
@@ -148,7 +114,15 @@ def _show(reproduction: Reproduction, outcome: Outcome) -> None:
         console().print(note, markup=False)
 
 
-app = typer.Typer(
-    cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
-app.command()(reproduce)
+def _write_page(page: Path, command: str, outcomes: Outcomes, pictures: dict[str, Path]) -> None:
+    """The page, and a folder of the same name with a picture of each reproduction."""
+    from reproductions.page import markdown
+
+    beside = page.with_suffix("")
+    beside.mkdir(parents=True, exist_ok=True)
+    shown: dict[str, str] = {}
+    for each, drawn in pictures.items():
+        if drawn.is_file():
+            (beside / f"{each}.svg").write_text(drawn.read_text())
+            shown[each] = f"{beside.name}/{each}.svg"
+    page.write_text(markdown(outcomes, command, shown))

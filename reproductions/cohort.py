@@ -1,31 +1,35 @@
-"""Many workers trained in one process, in lock-step: the exchanges that train for real, without a network.
-
-Workers of a method that keeps consensus share one model; others have a replica each.
-"""
+"""Many workers trained in one process, in lock-step: the exchanges that train for real, without a network."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from reproductions.base import Context
+from thinwire.averaging import Schedule
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.lockstep import Lockstep
-from thinwire.methods.registry import parse_exchange
+from thinwire.errors import ConfigError
+from thinwire.methods.registry import parse, parse_exchange
 from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
+from thinwire.sessions.periodic import PeriodicSession
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset, build
 from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import evaluate, loss
 
 Gradients = list[dict[str, torch.Tensor]]
 """Of every worker, by parameter."""
+Watch = Callable[[Gradients], None]
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,6 @@ class Recipe:
     decay_at: float = 1.0
     """The part of the steps after which the learning rate is a tenth."""
 
-    def key(self, method: str | Exchange, data: Dataset) -> str:
-        """For `Context.once`."""
-        return f"{method} | {data.name} {len(data.inputs)} | {asdict(self)}"
-
 
 def images(context: Context) -> Dataset:
     """MNIST, or handwritten digits for a smoke run and where there is no data."""
@@ -64,21 +64,76 @@ def mean_into(target: nn.Module, models: Sequence[nn.Module]) -> None:
         tensor.copy_(torch.stack([other[name].float() for other in others]).mean(0))
 
 
-class Cohort:
-    """`recipe.workers` workers that train with one method."""
+def average(network: Lockstep, sessions: Sequence[Session], gradients: Gradients) -> Gradients:
+    """What the sessions' method makes of the gradients, for every worker; written over them."""
+    views = [s.engine.views(g, in_place=True) for s, g in zip(sessions, gradients, strict=True)]
+    for session in sessions:
+        session.engine.begin_step()
+    committed = network.run([s.engine.program(v) for s, (_, v) in zip(sessions, views, strict=True)])
+    for session in sessions:
+        session.engine.end_step(committed)
+    return [means for means, _ in views]
 
-    def __init__(self, method: str | Exchange, recipe: Recipe, data: Dataset) -> None:
+
+class Workers(ABC):
+    """Models, optimizers and batches of `recipe.workers` workers; they share `replicas` of one model."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, replicas: int) -> None:
         self.recipe = recipe
         self.data = data
-        self.exchange = parse_exchange(method)
         self.network = Lockstep(recipe.workers)
         first = build(recipe.model, data, recipe.seed, recipe.hidden)
-        drifting = not self.exchange.traits.consensus
-        self.models = [first] + [copy.deepcopy(first) for _ in range(recipe.workers - 1) if drifting]
+        self.models = [first, *(copy.deepcopy(first) for _ in range(replicas - 1))]
         self.optimizers = [
             torch.optim.SGD(model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum)
             for model in self.models
         ]
+        self.losses: list[float] = []
+        self._order = torch.Generator().manual_seed(1 + recipe.seed)
+
+    def model_of(self, rank: int) -> nn.Module:
+        return self.models[rank % len(self.models)]
+
+    def next_rows(self) -> torch.Tensor:
+        """The next batch of every worker."""
+        shape = (self.recipe.workers, self.recipe.batch)
+        return torch.randint(len(self.data.inputs), shape, generator=self._order)
+
+    def backward(self, rank: int, rows: torch.Tensor) -> float:
+        """Leaves a worker's gradients in its model; returns its loss."""
+        model = self.model_of(rank)
+        model.zero_grad()
+        inputs, targets = self.data.batch(rows)
+        value = loss(self.data, model(inputs), targets)
+        value.backward()
+        return float(value.detach())
+
+    @abstractmethod
+    def step(self) -> float:
+        """One step of training. Returns the mean loss."""
+
+    def run(self, looks: int = 1) -> Iterator[int]:
+        """Train for `recipe.steps` steps; yields `looks` step numbers, the last among them."""
+        every = max(1, self.recipe.steps // looks)
+        for number in range(1, self.recipe.steps + 1):
+            self.losses.append(self.step())
+            if number % every == 0 or number == self.recipe.steps:
+                yield number
+
+    def sync(self) -> None:  # noqa: B027 (most methods have nothing to do)
+        """Make all replicas equal, where the method does so at the end."""
+
+    def spent(self) -> Tally:
+        """What rank 0 has sent and received so far."""
+        return self.network.meters[0].total
+
+
+class Cohort(Workers):
+    """Workers that train with one method. If it keeps them in consensus they share one model."""
+
+    def __init__(self, method: str | Exchange, recipe: Recipe, data: Dataset) -> None:
+        self.exchange = parse_exchange(method)
+        super().__init__(recipe, data, 1 if self.exchange.traits.consensus else recipe.workers)
         self.sessions = [
             Session(
                 self.model_of(rank).named_parameters(),
@@ -90,49 +145,35 @@ class Cohort:
             )
             for rank in range(recipe.workers)
         ]
-        self._order = torch.Generator().manual_seed(1 + recipe.seed)
         self._velocities: Gradients = []
+        self._watch: Watch | None = None
         self.steps = 0
-
-    def model_of(self, rank: int) -> nn.Module:
-        return self.models[rank % len(self.models)]
 
     def gradients(self) -> tuple[float, Gradients]:
         """The mean loss of the next batches, and every worker's gradients on its own."""
-        rows = torch.randint(
-            len(self.data.inputs), (self.recipe.workers, self.recipe.batch), generator=self._order
-        )
         total, found = 0.0, list[dict[str, torch.Tensor]]()
-        for rank in range(self.recipe.workers):
-            model = self.model_of(rank)
-            model.zero_grad()
-            inputs, targets = self.data.batch(rows[rank])
-            value = loss(self.data, model(inputs), targets)
-            value.backward()
-            total += float(value.detach()) / self.recipe.workers
-            found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        for rank, rows in enumerate(self.next_rows()):
+            total += self.backward(rank, rows) / self.recipe.workers
+            parameters = self.model_of(rank).named_parameters()
+            found.append({name: p.grad.clone() for name, p in parameters if p.grad is not None})
         return total, found
 
     def average(self, gradients: Gradients) -> Gradients:
-        """What the method makes of them, for every worker; written over them."""
-        views = [s.engine.views(g, in_place=True) for s, g in zip(self.sessions, gradients, strict=True)]
-        for session in self.sessions:
-            session.engine.begin_step()
-        kept = self.network.run([s.engine.program(v) for s, (_, v) in zip(self.sessions, views, strict=True)])
-        for session in self.sessions:
-            session.engine.end_step(kept)
-        return [means for means, _ in views]
+        return average(self.network, self.sessions, gradients)
 
-    def step(self, watch: Callable[[Gradients], None] | None = None) -> float:
-        """One step of training; `watch` sees the workers' own gradients first. Returns the mean loss."""
-        if (
-            self.sessions[0].reconcile_every is not None
-            and self.steps % self.sessions[0].reconcile_every == 0
-        ):
+    def watched(self, watch: Watch) -> None:
+        """Train to the end; `watch` sees the workers' own gradients before each exchange."""
+        self._watch = watch
+        for _ in self.run():
+            pass
+
+    def step(self) -> float:
+        every = self.sessions[0].reconcile_every
+        if every is not None and self.steps % every == 0:
             self.reconcile()
         value, gradients = self.gradients()
-        if watch is not None:
-            watch(gradients)
+        if self._watch is not None:
+            self._watch(gradients)
         means = self.average(self._with_momentum(gradients))
         if self.steps == int(self.recipe.decay_at * self.recipe.steps):
             for optimizer in self.optimizers:
@@ -173,30 +214,95 @@ class Cohort:
         mean_into(mean, self.models)
         return mean
 
-    def spent(self) -> Tally:
-        """What rank 0 has sent and received so far."""
-        return self.network.meters[0].total
+
+class LocalCohort(Workers):
+    """A replica per worker, and one schedule. The batches are those of `Cohort` with the same seed.
+
+    With `sorted_labels` every worker sees only a stretch of the data sorted by label: shards that are as
+    different as can be.
+    """
+
+    def __init__(
+        self, method: str | Exchange, recipe: Recipe, data: Dataset, *, sorted_labels: bool = False
+    ) -> None:
+        schedule = parse(method)
+        if not isinstance(schedule, Schedule):
+            raise ConfigError(f"{method} is not a schedule")
+        super().__init__(recipe, data, recipe.workers)
+        self.sessions = [
+            PeriodicSession(
+                model,
+                schedule,
+                optimizer,
+                rank_info=RankInfo(rank, recipe.workers),
+                seed=recipe.seed,
+                dense_below=recipe.dense_below,
+            )
+            for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True))
+        ]
+        self._by_label = torch.argsort(data.targets, stable=True) if sorted_labels else None
+
+    def step(self) -> float:
+        """One local step of every worker, and a sync round if it is due."""
+        total = 0.0
+        for rank, rows in enumerate(self.next_rows()):
+            total += self.backward(rank, self._shard(rank, rows)) / self.recipe.workers
+            self.optimizers[rank].step()
+        due = [program for session in self.sessions if (program := session.advance()) is not None]
+        if due:
+            self.network.run(due)
+        return total
+
+    def _shard(self, rank: int, rows: torch.Tensor) -> torch.Tensor:
+        if self._by_label is None:
+            return rows
+        return self._by_label[(rows + rank * len(self._by_label)) // self.recipe.workers]
+
+    def sync(self) -> None:
+        self.network.run([session.sync_program() for session in self.sessions])
+
+
+class Training(msgspec.Struct):
+    """What came of a run: losses by step, (step, test accuracy) at some steps, bytes per step of rank 0."""
+
+    losses: list[float]
+    accuracies: list[tuple[int, float]]
+    payload: float
+    sent: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.accuracies[-1][1]
+
+    def accuracy_columns(self) -> dict[str, str]:
+        """For a table with a row for each run that was looked at as often as this one."""
+        return {f"after {step:,} steps": ".2%" for step, _ in self.accuracies}
+
+    def accuracy_cells(self) -> list[float]:
+        return [accuracy for _, accuracy in self.accuracies]
+
+    def behind(self, other: Training, look: int = -1) -> float:
+        """By how many points the other run is better."""
+        return 100 * (other.accuracies[look][1] - self.accuracies[look][1])
+
+
+def loss_figure(found: Mapping[str, Training]) -> Any:
+    curves = {name: (range(1, len(one.losses) + 1), one.losses) for name, one in found.items()}
+    return lines(curves, "step", "loss")
 
 
 def train(
     method: str | Exchange, recipe: Recipe, data: Dataset, *, looks: int = 4, test_rows: int = 0
-) -> dict[str, Any]:
-    """Train and return JSON: losses, accuracies at `looks` steps, bytes a step and rounds of rank 0."""
-    cohort = Cohort(method, recipe, data)
-    losses: list[float] = []
+) -> Training:
+    """Train, and look at the test accuracy `looks` times."""
+    schedule = isinstance(parse(method), Schedule)
+    cohort = LocalCohort(method, recipe, data) if schedule else Cohort(method, recipe, data)
     accuracies: list[tuple[int, float]] = []
-    every = max(1, recipe.steps // looks)
-    for number in range(1, recipe.steps + 1):
-        losses.append(cohort.step())
-        if number % every == 0 or number == recipe.steps:
-            accuracies.append((number, evaluate(cohort.models[0], data, test_rows)[1]))
     spent = cohort.spent()
-    return {
-        "losses": losses,
-        "accuracies": accuracies,
-        "accuracy": accuracies[-1][1],
-        "payload": (spent.payload_bytes + spent.overhead_bytes) / recipe.steps,
-        "sent": spent.sent_bytes / recipe.steps,
-        "rounds": spent.operations / recipe.steps,
-        "work_seconds": sum(session.meter.work_seconds for session in cohort.sessions) / recipe.workers,
-    }
+    for number in cohort.run(looks):
+        spent = cohort.spent()
+        if number == recipe.steps:
+            cohort.sync()
+        accuracies.append((number, evaluate(cohort.models[0], data, test_rows)[1]))
+    payload = (spent.payload_bytes + spent.overhead_bytes) / recipe.steps
+    return Training(cohort.losses, accuracies, payload, spent.sent_bytes / recipe.steps)

@@ -5,62 +5,74 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
+import msgspec
 import torch
 
-from reproductions.base import Claim, Context, Outcome, Reproduction
+from reproductions.base import Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, images, train
-from reproductions.plots import lines
 from thinwire import kernels
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import text
 
 RATIO = 0.001
 SIZES = (100_000, 1_000_000, 10_000_000)
 BINS = 81
+LOOKS = 5
 SAMPLE = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. "
 
 
-def shapes(recipe: Recipe, data: Dataset, looks: int) -> dict[str, Any]:
-    """Histograms and contractions of residual + gradient of worker 0, while it trains with top-k."""
-    cohort = Cohort(f"topk(ratio={RATIO})", recipe, data)
-    found: list[dict[str, Any]] = []
+class Shape(msgspec.Struct):
+    """Of residual + gradient at a step, standardised; what top-k loses of it, and two bounds of that."""
+
+    step: int
+    mean: float
+    deviation: float
+    kurtosis: float
+    histogram: list[float]
+    lost: float
+    classic: float
+    tight: float
+
+
+def shapes(recipe: Recipe, data: Dataset, looks: int, ratio: float) -> list[Shape]:
+    """Of residual + gradient of worker 0, while it trains with top-k."""
+    cohort = Cohort(f"topk(ratio={ratio})", recipe, data)
+    found: list[Shape] = []
     when = {max(1, round(recipe.steps * (number + 1) / looks)) - 1 for number in range(looks)}
 
     def watch(gradients: Gradients) -> None:
         if cohort.steps not in when:
             return
-        owed = cohort.sessions[0].residuals()
+        residual = cohort.sessions[0].residuals()
         own = {name: g.flatten() for name, g in gradients[0].items() if g.numel() >= 1024}
-        u = torch.cat([g + owed[name].flatten() if name in owed else g for name, g in own.items()])
-        found.append({"step": cohort.steps + 1, **_shape(u)})
+        u = torch.cat([g + residual[name].flatten() if name in residual else g for name, g in own.items()])
+        found.append(_shape(cohort.steps + 1, u.double(), ratio))
 
-    for _ in range(recipe.steps):
-        cohort.step(watch)
-    return {"looks": found}
+    cohort.watched(watch)
+    return found
 
 
-def _shape(u: torch.Tensor) -> dict[str, Any]:
-    u = u.double()
+def _shape(step: int, u: torch.Tensor, ratio: float) -> Shape:
     mean, deviation = float(u.mean()), float(u.std())
     standard = (u - mean) / deviation
     counts = torch.histc(standard.float(), BINS, -4.0, 4.0)
-    k = max(1, int(RATIO * u.numel()))
+    k = max(1, int(ratio * u.numel()))
     squares = u.square()
-    lost = 1 - float(squares.topk(k).values.sum() / squares.sum())
     share = k / u.numel()
-    middle = float((standard.abs() < 0.1).double().mean())
-    return {
-        "mean": mean,
-        "deviation": deviation,
-        "kurtosis": float(standard.pow(4).mean()) - 3,
-        "histogram": (counts / counts.sum() * BINS / 8).tolist(),
-        "middle": middle,
-        "lost": lost,
-        "classic": 1 - share,
-        "tight": (1 - share) ** 2,
-    }
+    return Shape(
+        step,
+        mean,
+        deviation,
+        kurtosis=float(standard.pow(4).mean()) - 3,
+        histogram=cast("list[float]", (counts / counts.sum() * BINS / 8).tolist()),
+        lost=1 - float(squares.topk(k).values.sum() / squares.sum()),
+        classic=1 - share,
+        tight=(1 - share) ** 2,
+    )
 
 
 # -- how long a selection takes ---------------------------------------------------------------------------
@@ -148,142 +160,122 @@ def selection_times(size: int, repeats: int) -> dict[str, float]:
 
 
 def _workloads(context: Context) -> dict[str, tuple[Recipe, Dataset]]:
-    quick, has = context.quick, context.has_data
+    quick = context.quick
     pictures = images(context)
-    steps = 24 if quick else 300
-    found = {
-        "MLP": (Recipe("mlp", workers=2, steps=steps, hidden=(64,) if quick else (200,)), pictures),
-        "CNN": (
-            Recipe("cnn", workers=2, steps=steps if quick else 200, batch=16, learning_rate=0.05),
-            pictures,
-        ),
-    }
-    if has:
+    if context.has_data:
         words = text(context.data / "tinyshakespeare" / "input.txt")
     else:
         path = context.folder / "text.txt"
         path.write_text(SAMPLE * 60)
         words = text(path)
-    few = 6 if quick else 120
-    found["LSTM"] = (Recipe("lstm", workers=2, steps=few, batch=4 if quick else 8, learning_rate=1.0), words)
-    found["transformer"] = (
-        Recipe("transformer", workers=2, steps=few, batch=4 if quick else 8, learning_rate=0.1),
-        words,
-    )
-    return found
+    mlp = Recipe("mlp", workers=2, steps=24 if quick else 300, hidden=(64,) if quick else (200,))
+    cnn = Recipe("cnn", workers=2, steps=24 if quick else 200, batch=16, learning_rate=0.05)
+    steps, batch = (6, 4) if quick else (120, 8)
+    lstm = Recipe("lstm", workers=2, steps=steps, batch=batch, learning_rate=1.0)
+    transformer = Recipe("transformer", workers=2, steps=steps, batch=batch, learning_rate=0.1)
+    return {
+        "MLP": (mlp, pictures),
+        "CNN": (cnn, pictures),
+        "LSTM": (lstm, words),
+        "transformer": (transformer, words),
+    }
 
 
 def run(context: Context) -> Outcome:
     quick = context.quick
     work = _workloads(context)
-    sizes = SIZES[:1] if quick else SIZES
-    methods = {"dense": "dense", "top-k 1 %": "topk(ratio=0.01)", "Gaussian-k 1 %": "gaussiank(ratio=0.01)"}
-    total, done = len(work) + len(sizes) + len(methods), 0
-    looks: dict[str, list[dict[str, Any]]] = {}
-    for label, (recipe, data) in work.items():
-        context.progress(f"gradients of {label}", done, total)
-        key = "shapes " + recipe.key(label, data)
-        looks[label] = context.once(key, lambda r=recipe, d=data: shapes(r, d, 5))["looks"]
-        done += 1
+    looks = context.each(
+        {label: partial(shapes, *one, LOOKS, RATIO) for label, one in work.items()}, "shape of"
+    )
     times: dict[int, dict[str, float]] = {}
-    for size in sizes:
-        context.progress(f"selection among {size:,}", done, total)
+    for number, size in enumerate(sizes := SIZES[:1] if quick else SIZES):
+        context.progress(f"selection among {size:,}", number, len(sizes))
         # Seconds are of this machine, so they are measured anew at every run.
         times[size] = selection_times(size, 3 if quick else 7)
-        done += 1
     recipe, data = work["MLP"]
     longer = Recipe("mlp", workers=4, steps=40 if quick else 800, hidden=recipe.hidden)
-    accuracy: dict[str, float] = {}
-    for label, method in methods.items():
-        context.progress(f"accuracy of {label}", done, total)
-        one = context.once(longer.key(method, data), lambda m=method: train(m, longer, data))
-        accuracy[label] = cast(float, one["accuracy"])
-        done += 1
-    return _outcome(context, looks, times, accuracy, longer)
+    methods = {"dense": "dense", "top-k 1 %": "topk(ratio=0.01)", "Gaussian-k 1 %": "gaussiank(ratio=0.01)"}
+    runs = context.each(
+        {label: partial(train, m, longer, data) for label, m in methods.items()}, "accuracy of"
+    )
+    accuracy = {label: one.accuracy for label, one in runs.items()}
+    outcome = Outcome(judged=not quick)
+    _shapes(outcome, looks)
+    _times(outcome, times)
+    _accuracy(outcome, accuracy, longer)
+    return outcome
 
 
-def _outcome(
-    context: Context,
-    looks: dict[str, list[dict[str, Any]]],
-    times: dict[int, dict[str, float]],
-    accuracy: dict[str, float],
-    recipe: Recipe,
-) -> Outcome:
-    judge = not context.quick
-    outcome = Outcome()
+def _shapes(outcome: Outcome, looks: dict[str, list[Shape]]) -> None:
     centre = [-4 + 8 * (number + 0.5) / BINS for number in range(BINS)]
     normal = [math.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) for x in centre]
     for label, found in looks.items():
-        curves = {f"step {one['step']}": (centre, one["histogram"]) for one in found}
+        curves = {f"step {one.step}": (centre, one.histogram) for one in found}
         outcome.figures[f"residual + gradient of {label}, standardised"] = lines(
             {"normal": (centre, normal), **curves}, "standard deviations from the mean", "density"
         )
     outcome.table(
         f"residual + gradient with top-k {100 * RATIO:g} %: ||u - top_k(u)||^2 / ||u||^2 and bounds",
-        ("model", "step", "mean / deviation", "excess kurtosis", "lost", "1 - k/d", "(1 - k/d)^2"),
+        {"model": "", "step": "", "mean / deviation": "+.4f", "excess kurtosis": ".1f"}
+        | dict.fromkeys(("lost", "1 - k/d", "(1 - k/d)^2"), ".4f"),
         [
-            (
-                label,
-                str(one["step"]),
-                f"{one['mean'] / one['deviation']:+.4f}",
-                f"{one['kurtosis']:.1f}",
-                f"{one['lost']:.4f}",
-                f"{one['classic']:.4f}",
-                f"{one['tight']:.4f}",
-            )
+            (label, o.step, o.mean / o.deviation, o.kurtosis, o.lost, o.classic, o.tight)
             for label, found in looks.items()
-            for one in found
+            for o in found
         ],
     )
+    everything = [one for found in looks.values() for one in found]
+    kurtoses = [one.kurtosis for one in everything]
+    outcome.claim(
+        "gradients are bell-shaped around zero in every model",
+        "for six models (histograms)",
+        f"|mean| at most {max(abs(o.mean / o.deviation) for o in everything):.3f} deviations; "
+        f"excess kurtosis {min(kurtoses):.0f} to {max(kurtoses):.0f}",
+        all(abs(o.mean) < 0.2 * o.deviation for o in everything),
+        "bell-shaped and centred, but with far heavier tails than a normal distribution: hence the "
+        "hardened threshold search of thinwire",
+    )
+    outcome.claim(
+        "what top-k loses is below (1 - k/d)^2, not only below 1 - k/d",
+        "(1 - k/d)^2",
+        f"{max(o.lost / o.tight for o in everything):.3f} of it at most",
+        all(o.lost <= o.tight for o in everything),
+    )
+
+
+def _times(outcome: Outcome, times: dict[int, dict[str, float]]) -> None:
     outcome.table(
         f"time of a selection of {100 * RATIO:g} %, in copies of the vector (one thread, best of several)",
-        ("selection", *(f"d = {size:,}" for size in times)),
-        [(name, *(f"{one[name]:.2f}" for one in times.values())) for name in SELECTIONS],
+        {"selection": ""} | {f"d = {size:,}": ".2f" for size in times},
+        [(name, *(one[name] for one in times.values())) for name in SELECTIONS],
     )
+    largest = times[max(times)]
+    exact, gaussian = largest["exact top-k, torch"], largest["Gaussian-k, torch"]
+    outcome.claim(
+        "Gaussian-k selects much faster than an exact top-k",
+        "exact top-k slowest, Gaussian-k fastest",
+        f"torch: {exact / gaussian:.1f} x; but thinwire's exact top-k takes "
+        f"{largest['thinwire exact top-k']:.2f} copies, its Gaussian-k {largest['thinwire Gaussian-k']:.2f}",
+        exact > gaussian,
+        "the paper measures GPUs; on a CPU every count is a pass over memory, torch's own selection is "
+        "quick, and with a sampled threshold thinwire's exact selection needs a single pass",
+    )
+
+
+def _accuracy(outcome: Outcome, accuracy: dict[str, float], recipe: Recipe) -> None:
     outcome.table(
         f"test accuracy, {recipe.workers} workers, {recipe.steps} steps",
-        ("method", "accuracy"),
-        [(name, f"{100 * value:.2f} %") for name, value in accuracy.items()],
+        {"method": "", "accuracy": ".2%"},
+        accuracy.items(),
     )
-    everything = [one for found in looks.values() for one in found]
-    largest = times[max(times)]
-    off = 100 * abs(accuracy["top-k 1 %"] - accuracy["Gaussian-k 1 %"])
-    outcome.claims = [
-        Claim(
-            "gradients are bell-shaped around zero in every model",
-            "for six models (histograms)",
-            f"|mean| at most {max(abs(o['mean'] / o['deviation']) for o in everything):.3f} deviations; "
-            f"excess kurtosis {min(o['kurtosis'] for o in everything):.0f} to "
-            f"{max(o['kurtosis'] for o in everything):.0f}",
-            all(abs(o["mean"]) < 0.2 * o["deviation"] for o in everything) if judge else None,
-            "bell-shaped and centred, but with far heavier tails than a normal distribution: hence the "
-            "hardened threshold search of thinwire",
-        ),
-        Claim(
-            "what top-k loses is below (1 - k/d)^2, not only below 1 - k/d",
-            "(1 - k/d)^2",
-            f"{max(o['lost'] / o['tight'] for o in everything):.3f} of it at most",
-            all(o["lost"] <= o["tight"] for o in everything) if judge else None,
-        ),
-        Claim(
-            "Gaussian-k selects much faster than an exact top-k",
-            "exact top-k slowest, Gaussian-k fastest",
-            f"torch: {largest['exact top-k, torch'] / largest['Gaussian-k, torch']:.1f} x; but thinwire's "
-            f"exact top-k takes {largest['thinwire exact top-k']:.2f} copies, its Gaussian-k "
-            f"{largest['thinwire Gaussian-k']:.2f}",
-            (largest["exact top-k, torch"] > largest["Gaussian-k, torch"]) if judge else None,
-            "the paper measures GPUs; on a CPU every count is a pass over memory, torch's own selection is "
-            "quick, and with a sampled threshold thinwire's exact selection needs a single pass",
-        ),
-        Claim(
-            "accuracy like top-k's, near dense",
-            "close to top-k, slightly below dense",
-            f"{off:.2f} points from top-k, "
-            f"{100 * (accuracy['dense'] - accuracy['Gaussian-k 1 %']):+.2f} below dense",
-            (off <= 0.5) if judge else None,
-        ),
-    ]
-    return outcome
+    ours = accuracy["Gaussian-k 1 %"]
+    off = 100 * abs(accuracy["top-k 1 %"] - ours)
+    outcome.claim(
+        "accuracy like top-k's, near dense",
+        "close to top-k, slightly below dense",
+        f"{off:.2f} points from top-k, {100 * (accuracy['dense'] - ours):+.2f} below dense",
+        off <= 0.5,
+    )
 
 
 REPRODUCTION = Reproduction(

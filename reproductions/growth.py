@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.scale import measure
 from reproductions.base import Context, Outcome
@@ -12,25 +13,25 @@ WORKERS = (4, 16, 64, 256)
 ENTRIES = 100_000
 
 
-def worker_counts(context: Context) -> tuple[int, ...]:
-    return WORKERS[:2] if context.quick else WORKERS
+def received_bytes(method: str, workers: int, entries: int) -> int:
+    return measure(method, workers, entries, Link()).received_bytes
 
 
-def received(context: Context, methods: Sequence[str], done: int, total: int) -> dict[str, list[int]]:
-    """Bytes a step of each method at each of `worker_counts`; `done` of `total` parts are finished before."""
-    found: dict[str, list[int]] = {method: [] for method in methods}
-    for number, workers in enumerate(worker_counts(context)):
-        context.progress(f"cost at {workers} workers", done + number, total)
-        for method, own in found.items():
-            key = f"cost {method} {workers} {ENTRIES}"
-            one = context.once(key, lambda m=method, w=workers: measure(m, w, ENTRIES, Link()).received_bytes)
-            own.append(one)
+def received(context: Context, outcome: Outcome, methods: Sequence[str]) -> dict[str, dict[int, int]]:
+    """Bytes that a worker receives in a step, by method and number of workers; and a table of them."""
+    counts = WORKERS[:2] if context.quick else WORKERS
+    found: dict[str, dict[int, int]] = {}
+    for method in methods:
+        parts = {workers: partial(received_bytes, method, workers, ENTRIES) for workers in counts}
+        found[method] = context.each(parts, f"bytes of {method}, workers:")
+    outcome.table(
+        f"bytes received per worker and step, {ENTRIES:,} entries",
+        ("method", *map(str, counts)),
+        [(method, *(f"{value:,}" for value in own.values())) for method, own in found.items()],
+    )
     return found
 
 
-def tabulate(context: Context, outcome: Outcome, found: dict[str, list[int]]) -> None:
-    outcome.table(
-        f"bytes received per worker and step, {ENTRIES:,} entries",
-        ("method", *map(str, worker_counts(context))),
-        [(method, *(f"{value:,}" for value in values)) for method, values in found.items()],
-    )
+def factor(sizes: dict[int, int]) -> float:
+    """From the fewest workers to the most."""
+    return sizes[max(sizes)] / sizes[min(sizes)]

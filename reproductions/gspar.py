@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
+import msgspec
 import torch
 
-from reproductions.base import Claim, Context, Outcome, Reproduction
-from reproductions.cohort import Cohort, Recipe, images
-from reproductions.plots import lines
+from reproductions.base import Context, Outcome, Reproduction, percent
+from reproductions.cohort import Cohort, Recipe, average, images
 from thinwire import kernels
-from thinwire.core.routing import View
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
+from thinwire.tools.report.figures import lines
+from thinwire.tools.workloads import Dataset
 
 BUDGETS = (0.1, 0.5, 1.0, 2.0, 4.0)
 VALUE_BITS = 32
 WORKERS = 4
 SGD_RATE, SVRG_RATE = 1.0, 0.3
+METHODS = {
+    "dense": "dense",
+    "GSpar 10 %": "gspar(ratio=0.1)",
+    "GSpar 3 %": "gspar(ratio=0.03)",
+    "uniform 10 %": "randomk(ratio=0.1, feedback=False, shared=False)",
+}
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,21 @@ class Logistic:
         return self.loss(w)
 
 
+def least_loss(problem: Problem) -> float:
+    return Logistic(problem).best()
+
+
+class Descent(msgspec.Struct):
+    """The gap to the least loss, and bits that a worker handed over, after each epoch."""
+
+    gaps: list[float]
+    bits: list[float]
+
+
 def descend(
     method: str, problem: Problem, best: float, epochs: int, rate: float, batch: int, *, svrg: bool
-) -> dict[str, Any]:
-    """Stochastic descent of four workers, plain or with variance reduction; the gap after each epoch."""
+) -> Descent:
+    """Stochastic descent of four workers, plain or with variance reduction."""
     task = Logistic(problem)
     count = len(task.y)
     network = Lockstep(WORKERS)
@@ -89,33 +107,48 @@ def descend(
         for rank in range(WORKERS)
     ]
     rng = torch.Generator().manual_seed(1)
-    everything = torch.arange(count)
-    steps = count // (batch * WORKERS)
-    gaps, bits = [task.loss(w) - best], [0.0]
+    found = Descent([task.loss(w) - best], [0.0])
     for epoch in range(epochs):
         anchor = w.clone()
-        full = task.gradient(anchor, everything) if svrg else torch.zeros_like(w)
+        full = task.gradient(anchor, torch.arange(count)) if svrg else torch.zeros_like(w)
         # The variance of plain SGD must fade; that of SVRG does by itself.
         step_size = rate if svrg else rate / (1 + epoch)
-        for _ in range(steps):
-            rows = torch.randint(count, (WORKERS, batch), generator=rng)
-            views: list[tuple[dict[str, torch.Tensor], list[View]]] = []
-            for rank, session in enumerate(sessions):
-                gradient = task.gradient(w, rows[rank])
+        for _ in range(count // (batch * WORKERS)):
+            gradients: list[dict[str, torch.Tensor]] = []
+            for rows in torch.randint(count, (WORKERS, batch), generator=rng):
+                gradient = task.gradient(w, rows)
                 if svrg:
-                    gradient -= task.gradient(anchor, rows[rank])
-                views.append(session.engine.views({"w": gradient}, in_place=True))
-                session.engine.begin_step()
-            kept = network.run([s.engine.program(v) for s, (_, v) in zip(sessions, views, strict=True)])
-            for session in sessions:
-                session.engine.end_step(kept)
-            w -= step_size * (views[0][0]["w"] + full)
-        gaps.append(task.loss(w) - best)
-        bits.append(8.0 * network.meters[0].total.payload_bytes)
-    return {"gaps": gaps, "bits": bits}
+                    gradient -= task.gradient(anchor, rows)
+                gradients.append({"w": gradient})
+            w -= step_size * (average(network, sessions, gradients)[0]["w"] + full)
+        found.gaps.append(task.loss(w) - best)
+        found.bits.append(8.0 * network.meters[0].total.payload_bytes)
+    return found
 
 
-def sparsity(gradient: torch.Tensor, budget: float, draws: int = 20) -> dict[str, float]:
+class Sparsity(msgspec.Struct):
+    """Of a gradient at one budget. `uniform` is the second moment of sampling as many entries evenly."""
+
+    entries: float
+    second: float
+    drawn_second: float
+    uniform: float
+    bits: float
+    bound: float
+    within: float
+
+
+def sparsity(recipe: Recipe, data: Dataset, budgets: tuple[float, ...]) -> list[Sparsity]:
+    """Of the gradient of a network that was trained a little."""
+    cohort = Cohort("dense", recipe, data)
+    for _ in cohort.run():
+        pass
+    _, gradients = cohort.gradients()
+    gradient = torch.cat([one.flatten() for one in gradients[0].values()])
+    return [sparsified(gradient, budget) for budget in budgets]
+
+
+def sparsified(gradient: torch.Tensor, budget: float, draws: int = 20) -> Sparsity:
     """Expected and drawn entries, variance, and bits of one gradient at one budget."""
     d = gradient.numel()
     lam = kernels.gspar_budget(gradient, budget)
@@ -135,138 +168,99 @@ def sparsity(gradient: torch.Tensor, budget: float, draws: int = 20) -> dict[str
     total = float(head[-1])
     s = int((total - head > budget * head).sum()) + 1
     index = math.log2(d)
-    bound = s * (VALUE_BITS + index) + min(budget * s * index, d) + VALUE_BITS
-    return {
-        "entries": drawn / d,
-        "expected": float(p.sum()) / d,
-        "second": second,
-        "energy": energy,
-        "uniform": 1 / max(float(p.sum()) / d, 1e-12),
-        "bits": certain_count * (VALUE_BITS + index) + (drawn - certain_count) * (1 + index) + VALUE_BITS,
-        "bound": bound,
-        "within": float(p.sum()) / ((1 + budget) * s),
-    }
-
-
-def _real_gradient(context: Context) -> torch.Tensor:
-    data = images(context)
-    recipe = Recipe("mlp", workers=2, steps=30, hidden=(64,) if context.quick else (200,))
-    cohort = Cohort("dense", recipe, data)
-    for _ in range(recipe.steps):
-        cohort.step()
-    _, gradients = cohort.gradients()
-    return torch.cat([gradient.flatten() for gradient in gradients[0].values()])
+    return Sparsity(
+        entries=drawn / d,
+        second=second,
+        drawn_second=energy,
+        uniform=1 / max(float(p.sum()) / d, 1e-12),
+        bits=certain_count * (VALUE_BITS + index) + (drawn - certain_count) * (1 + index) + VALUE_BITS,
+        bound=s * (VALUE_BITS + index) + min(budget * s * index, d) + VALUE_BITS,
+        within=float(p.sum()) / ((1 + budget) * s),
+    )
 
 
 def run(context: Context) -> Outcome:
     quick = context.quick
-    gradient = _real_gradient(context)
-    where = f"{gradient.numel()} {float(gradient.double().abs().sum()):.6g}"
-    spread = {
-        budget: context.once(f"sparsity {where} {budget}", lambda b=budget: sparsity(gradient, b))
-        for budget in BUDGETS
-    }
+    recipe = Recipe("mlp", workers=2, steps=30, hidden=(64,) if quick else (200,))
+    spread = context.once(sparsity, recipe, images(context), BUDGETS)
     problem = Problem(rows=256, features=512) if quick else Problem()
+    best = context.once(least_loss, problem)
     epochs, batch = (3, 8) if quick else (30, 8)
-    best = context.once(f"best {problem}", lambda: Logistic(problem).best())
-    methods = {
-        "dense": "dense",
-        "GSpar 10 %": "gspar(ratio=0.1)",
-        "GSpar 3 %": "gspar(ratio=0.03)",
-        "uniform 10 %": "randomk(ratio=0.1, feedback=False, shared=False)",
-    }
-    found: dict[str, dict[str, Any]] = {}
-    total, done = 2 * len(methods), 0
-    for svrg in (False, True):
-        for label, method in methods.items():
-            name = f"{'SVRG' if svrg else 'SGD'}, {label}"
-            context.progress(name, done, total)
-            rate = SVRG_RATE if svrg else SGD_RATE
-            found[name] = context.once(
-                f"descend {method} {problem} {epochs} {rate} {batch} {svrg}",
-                lambda m=method, v=svrg, r=rate: descend(m, problem, best, epochs, r, batch, svrg=v),
-            )
-            done += 1
-    return _outcome(context, spread, found)
+    found = context.each(
+        {
+            f"{name}, {label}": partial(descend, method, problem, best, epochs, rate, batch, svrg=svrg)
+            for name, rate, svrg in (("SGD", SGD_RATE, False), ("SVRG", SVRG_RATE, True))
+            for label, method in METHODS.items()
+        }
+    )
+    outcome = Outcome(judged=not quick)
+    _variance(outcome, dict(zip(BUDGETS, spread, strict=True)))
+    _convergence(outcome, found)
+    return outcome
 
 
-def _outcome(
-    context: Context, spread: dict[float, dict[str, float]], found: dict[str, dict[str, Any]]
-) -> Outcome:
-    judge = not context.quick
-    outcome = Outcome()
+def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
     outcome.table(
         "a network's gradient: entries kept and variance for a budget, beside uniform sampling of as many",
-        ("budget", "entries", "E||Q||^2 / ||g||^2", "drawn", "uniform", "bits", "bound on bits"),
+        {"budget": "g", "entries": ".2%", "E||Q||^2 / ||g||^2": ".4f", "drawn": ".3f", "uniform": ".2f"}
+        | {"bits": ",.0f", "bound on bits": ",.0f"},
         [
-            (
-                f"{budget:g}",
-                f"{100 * one['entries']:.2f} %",
-                f"{one['second']:.4f}",
-                f"{one['energy']:.3f}",
-                f"{one['uniform']:.2f}",
-                f"{one['bits']:,.0f}",
-                f"{one['bound']:,.0f}",
-            )
+            (budget, one.entries, one.second, one.drawn_second, one.uniform, one.bits, one.bound)
             for budget, one in spread.items()
         ],
     )
+    exact = max(abs(one.second / (1 + budget) - 1) for budget, one in spread.items())
+    better = min(one.uniform / one.second for one in spread.values())
+    outcome.claim(
+        "the variance budget is used to the full",
+        "E||Q||^2 = (1 + epsilon) ||g||^2",
+        f"within {percent(exact)}",
+        exact < 0.01,
+    )
+    outcome.claim(
+        "far less variance than uniform sampling of as many entries",
+        "the least of all unbiased sparsifications",
+        f"at least {better:.1f} times less",
+        better > 1.5,
+    )
+    outcome.claim(
+        "coding length within the bound",
+        "s(b + log2 d) + min(rho s log2 d, d) + b",
+        f"at most {max(one.bits / one.bound for one in spread.values()):.2f} of it; entries at most "
+        f"{max(one.within for one in spread.values()):.2f} of (1 + rho) s",
+        all(one.bits <= one.bound and one.within <= 1 for one in spread.values()),
+    )
+
+
+def _convergence(outcome: Outcome, found: dict[str, Descent]) -> None:
     outcome.table(
         "logistic regression, 4 workers: gap to the least loss, and bits a worker hands over",
-        ("", "first gap", "last gap", "bits"),
-        [
-            (name, f"{one['gaps'][0]:.3g}", f"{one['gaps'][-1]:.3g}", f"{one['bits'][-1]:,.0f}")
-            for name, one in found.items()
-        ],
+        {"": "", "first gap": ".3g", "last gap": ".3g", "bits": ",.0f"},
+        [(name, one.gaps[0], one.gaps[-1], one.bits[-1]) for name, one in found.items()],
     )
     outcome.figures["gap against bits"] = lines(
-        {name: (one["bits"][1:], one["gaps"][1:]) for name, one in found.items()},
+        {name: (one.bits[1:], one.gaps[1:]) for name, one in found.items()},
         "bits handed over per worker",
         "gap",
         log_x=True,
         log_y=True,
     )
-    exact = max(abs(one["second"] / (1 + budget) - 1) for budget, one in spread.items())
-    better = min(one["uniform"] / one["second"] for one in spread.values())
-    svrg, uniform, dense = (found[f"SVRG, {n}"] for n in ("GSpar 10 %", "uniform 10 %", "dense"))
-    sgd, blind = (found[f"SGD, {n}"] for n in ("GSpar 10 %", "uniform 10 %"))
-    outcome.claims = [
-        Claim(
-            "the variance budget is used to the full",
-            "E||Q||^2 = (1 + epsilon) ||g||^2",
-            f"within {100 * exact:.2f} %",
-            (exact < 0.01) if judge else None,
-        ),
-        Claim(
-            "far less variance than uniform sampling of as many entries",
-            "the least of all unbiased sparsifications",
-            f"at least {better:.1f} times less",
-            (better > 1.5) if judge else None,
-        ),
-        Claim(
-            "coding length within the bound",
-            "s(b + log2 d) + min(rho s log2 d, d) + b",
-            f"at most {max(one['bits'] / one['bound'] for one in spread.values()):.2f} of it; entries at "
-            f"most {max(one['within'] for one in spread.values()):.2f} of (1 + rho) s",
-            all(one["bits"] <= one["bound"] and one["within"] <= 1 for one in spread.values())
-            if judge
-            else None,
-        ),
-        Claim(
-            "sparsified SGD converges better than with uniform sampling",
-            "curves in the paper",
-            f"last gap {sgd['gaps'][-1]:.3g} against {blind['gaps'][-1]:.3g} at 10 % of the entries",
-            (sgd["gaps"][-1] < blind["gaps"][-1]) if judge else None,
-        ),
-        Claim(
-            "sparsified SVRG, too",
-            "curves in the paper",
-            f"last gap {svrg['gaps'][-1]:.3g} against {uniform['gaps'][-1]:.3g}; dense "
-            f"{dense['gaps'][-1]:.3g} with {dense['bits'][-1] / svrg['bits'][-1]:.1f} times the bits",
-            (svrg["gaps"][-1] < uniform["gaps"][-1]) if judge else None,
-        ),
-    ]
-    return outcome
+    last = {name: one.gaps[-1] for name, one in found.items()}
+    outcome.claim(
+        "sparsified SGD converges better than with uniform sampling",
+        "curves in the paper",
+        f"last gap {last['SGD, GSpar 10 %']:.3g} against {last['SGD, uniform 10 %']:.3g} at 10 % of the "
+        "entries",
+        last["SGD, GSpar 10 %"] < last["SGD, uniform 10 %"],
+    )
+    fewer = found["SVRG, dense"].bits[-1] / found["SVRG, GSpar 10 %"].bits[-1]
+    outcome.claim(
+        "sparsified SVRG, too",
+        "curves in the paper",
+        f"last gap {last['SVRG, GSpar 10 %']:.3g} against {last['SVRG, uniform 10 %']:.3g}; dense "
+        f"{last['SVRG, dense']:.3g} with {fewer:.1f} times the bits",
+        last["SVRG, GSpar 10 %"] < last["SVRG, uniform 10 %"],
+    )
 
 
 REPRODUCTION = Reproduction(

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 
-from reproductions.base import Claim, Context, Outcome, Reproduction
-from reproductions.plots import lines
+from reproductions.base import Context, Outcome, Reproduction
 from thinwire.convex import Descent, Known, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import data as datasets
 
 GAP = 1e-8
 LAMBDA = 1e-4
 """The weight of the l2 term of each worker, as in the authors' script."""
-LINEAR = ("linear", ("housing", "bodyfat", "abalone417"))
-LOGISTIC = ("logistic", ("ionosphere", "adult_a1a", "derm"))
+LINEAR, LOGISTIC, CORRECTED = "linear", "logistic", "logistic, labels corrected"
+SETS = {
+    LINEAR: ("housing", "bodyfat", "abalone417"),
+    LOGISTIC: ("ionosphere", "adult_a1a", "derm"),
+    CORRECTED: ("ionosphere", "adult_a1a", "derm"),
+}
+SYNTHETIC = "synthetic, increasing smoothness"
 ALGORITHMS: tuple[Algorithm, ...] = ("gd", "lag-ps", "lag-wk")
 PLAIN, AUTHORS = "first iteration uploads", "authors' start"
 # Uploads with 9 workers: as printed in the paper (remembered), and an independent run for the last three.
-PUBLISHED: dict[str, dict[str, int]] = {
-    "linear": {"gd": 5283, "lag-ps": 1756, "lag-wk": 412},
-    "logistic": {"gd": 33309, "lag-ps": 14423, "lag-wk": 584},
-    "logistic, labels corrected": {"gd": 4923, "lag-ps": 1997, "lag-wk": 353},
+PUBLISHED: dict[str, dict[Algorithm, int]] = {
+    LINEAR: {"gd": 5283, "lag-ps": 1756, "lag-wk": 412},
+    LOGISTIC: {"gd": 33309, "lag-ps": 14423, "lag-wk": 584},
+    CORRECTED: {"gd": 4923, "lag-ps": 1997, "lag-wk": 353},
 }
 Rows = tuple[torch.Tensor, torch.Tensor]
 
@@ -130,17 +138,46 @@ def increasing(workers: int, seed: int = 0) -> Problem:
     return linear(rows)
 
 
-def load(context: Context, names: Sequence[str]) -> list[Rows]:
-    """The sets of a task, cut to the smallest number of features."""
-    sets = [datasets.lag(context.data, name) for name in names]
-    features = min(x.shape[1] for x, _ in sets)
-    return [(torch.from_numpy(x[:, :features].copy()), torch.from_numpy(y)) for x, y in sets]
+@dataclass(frozen=True)
+class Task:
+    """One of the paper's problems, cut for so many workers; `data` has the sets."""
+
+    name: str
+    workers: int
+    data: Path | None = field(default=None, repr=False)
+
+    def problem(self) -> Problem:
+        if self.data is None:
+            return increasing(self.workers)
+        # Cut to the smallest number of features.
+        sets = [datasets.lag(self.data, name) for name in SETS[self.name]]
+        features = min(x.shape[1] for x, _ in sets)
+        rows = [(torch.from_numpy(x[:, :features].copy()), torch.from_numpy(y)) for x, y in sets]
+        if self.name == CORRECTED:
+            rows = [(x, torch.where(y == 0, -1.0, y)) for x, y in rows]
+        return (linear if self.name == LINEAR else logistic)(shares(rows, self.workers // len(sets)))
+
+
+def nine_workers(context: Context) -> Task:
+    """The linear problem, or a synthetic one where there is no data."""
+    return Task(LINEAR, 9, context.data) if context.has_data else Task(SYNTHETIC, 9)
+
+
+class Run(msgspec.Struct):
+    """Until the gap is reached. `curve` has (uploads, gap) of some points on the way."""
+
+    iterations: int
+    uploads: int
+    bits: int
+    gradients: int
+    silence: int
+    curve: list[tuple[int, float | None]]
 
 
 def descend(
     problem: Problem, how: Descent, start: str = PLAIN, iterations: int = 20_000, shift: float = 0.0
-) -> dict[str, Any]:
-    """Iterations, uploads and bits until the gap is reached, and some points on the way, as JSON.
+) -> Run:
+    """Descend until the gap is reached.
 
     The authors' script begins with gradients of ones that nobody has computed: plain gradient descent makes
     one step with a single such vector, LAG as many as the window is long with one from each worker, and
@@ -162,146 +199,105 @@ def descend(
     )
     last, counted = trace.last, skipped * workers if how.algorithm == "gd" else 0
     every = max(1, len(trace.iterations) // 60)
-    points = [(one.uploads + counted, one.gap) for one in trace.iterations[::every]]
-    return {
-        "iterations": last.number + skipped,
-        "uploads": last.uploads + counted,
-        "bits": last.bits + counted * last.bits // max(1, last.uploads),
-        "gradients": last.gradients,
-        "silence": max(max(one.silence) for one in trace.iterations),
-        "reached": last.gap is not None and last.gap < GAP,
-        "curve": points,
-    }
+    return Run(
+        last.number + skipped,
+        last.uploads + counted,
+        bits=last.bits + counted * last.bits // max(1, last.uploads),
+        gradients=last.gradients,
+        silence=max(max(one.silence) for one in trace.iterations),
+        curve=[(one.uploads + counted, one.gap) for one in trace.iterations[::every]],
+    )
 
 
-def curve(value: dict[str, Any]) -> tuple[list[float], list[float]]:
-    return [uploads for uploads, _ in value["curve"]], [gap for _, gap in value["curve"]]
-
-
-def _descent(problem: Problem, algorithm: Algorithm) -> Descent:
+def measure(task: Task, algorithm: Algorithm, start: str, shift: float = 0.0) -> Run:
+    problem = task.problem()
     smoothness = problem.smoothness if algorithm == "lag-ps" else None
     # In float64 on the wire, too, as the authors' script computes.
-    return Descent(algorithm, problem.step, smoothness=smoothness, float_bits=64)
+    how = Descent(algorithm, problem.step, smoothness=smoothness, float_bits=64)
+    return descend(problem, how, start, shift=shift)
+
+
+def sensitivity(task: Task) -> list[int]:
+    """Uploads of LAG-WK from starts that hardly differ."""
+    return [measure(task, "lag-wk", AUTHORS, n * 1.25e-12).uploads for n in range(1, 9)]
+
+
+def gap_figure(runs: dict[str, Run]) -> Any:
+    curves = {name: tuple(zip(*one.curve, strict=True)) for name, one in runs.items()}
+    return lines(cast(Any, curves), "uploads", "gap", log_x=True, log_y=True)
 
 
 def run(context: Context) -> Outcome:
     torch.set_num_threads(1)  # vectors of 8 and 34 entries
-    outcome = Outcome()
-    problems = _quick_problems(context) if context.quick else _problems(context)
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
-    todo = [(task, workers, a) for task, workers in problems for a in ALGORITHMS]
-    for number, (task, workers, algorithm) in enumerate(todo):
-        context.progress(f"{task}, {workers} workers, {algorithm}", number, len(todo))
-        make = problems[task, workers]
-        for start in (PLAIN, AUTHORS) if workers == 9 or algorithm == "gd" else (PLAIN,):
-            key = f"{task} {workers} {algorithm} {start} float64"
-            value = context.once(key, lambda m=make, a=algorithm, s=start: _run(m(), cast(Algorithm, a), s))
-            found.setdefault((task, workers), {})[f"{algorithm} {start}"] = value
-    for (task, workers), runs in found.items():
-        header = ("algorithm", "start", "iterations", "uploads", "of GD", "gradients")
-        plain = runs[f"gd {PLAIN}"]["uploads"]
-        rows = [
-            (
-                algorithm,
-                start,
-                f"{value['iterations']:,}",
-                f"{value['uploads']:,}",
-                f"{100 * value['uploads'] / plain:.2f} %",
-                f"{value['gradients']:,}",
-            )
-            for name, value in runs.items()
-            for algorithm, start in (name.split(" ", 1),)
-        ]
+    if context.quick:
+        tasks = [nine_workers(context)]
+    else:
+        tasks = [Task(name, workers, context.data) for name in SETS for workers in (9, 18, 27)]
+    outcome = Outcome(judged=not context.quick)
+    found: dict[tuple[str, int], dict[tuple[Algorithm, str], Run]] = {}
+    for task in tasks:
+        title = f"{task.name}, {task.workers} workers"
+        parts: dict[tuple[Algorithm, str], partial[Run]] = {
+            (algorithm, start): partial(measure, task, algorithm, start)
+            for algorithm in ALGORITHMS
+            for start in ((PLAIN, AUTHORS) if task.workers == 9 or algorithm == "gd" else (PLAIN,))
+        }
+        runs = found[task.name, task.workers] = context.each(parts, f"{title},")
+        plain = runs["gd", PLAIN].uploads
         outcome.table(
-            f"{task}, {workers} workers: until the loss is within {GAP:g} of the optimum", header, rows
+            f"{title}: until the loss is within {GAP:g} of the optimum",
+            {
+                "algorithm": "",
+                "start": "",
+                "iterations": ",",
+                "uploads": ",",
+                "of GD": ".2%",
+                "gradients": ",",
+            },
+            [
+                (*key, one.iterations, one.uploads, one.uploads / plain, one.gradients)
+                for key, one in runs.items()
+            ],
         )
-        outcome.figures[f"{task}, {workers} workers: gap against uploads"] = lines(
-            {name.split(" ")[0]: curve(value) for name, value in runs.items() if PLAIN in name},
-            "uploads",
-            "gap",
-            log_x=True,
-            log_y=True,
+        outcome.figures[f"{title}: gap against uploads"] = gap_figure(
+            {algorithm: one for (algorithm, start), one in runs.items() if start == PLAIN}
         )
     if not context.quick:
-        _judge(context, problems, found, outcome)
+        _judge(context, outcome, {name: runs for (name, workers), runs in found.items() if workers == 9})
     return outcome
 
 
-def _run(problem: Problem, algorithm: Algorithm, start: str) -> dict[str, Any]:
-    return descend(problem, _descent(problem, algorithm), start)
-
-
-def _problems(context: Context) -> dict[tuple[str, int], Callable[[], Problem]]:
-    found: dict[tuple[str, int], Callable[[], Problem]] = {}
-    for (task, names), corrected in ((LINEAR, False), (LOGISTIC, False), (LOGISTIC, True)):
-        rows = load(context, names)
-        if corrected:
-            rows = [(x, torch.where(y == 0, -1.0, y)) for x, y in rows]
-        title = f"{task}, labels corrected" if corrected else task
-        make = linear if task == "linear" else logistic
-        for per_set in (3, 6, 9):
-            cut = shares(rows, per_set)
-            found[title, 3 * per_set] = lambda make=make, cut=cut: make(cut)
-    return found
-
-
-def _quick_problems(context: Context) -> dict[tuple[str, int], Callable[[], Problem]]:
-    if context.has_data:
-        return {
-            (task, w): make for (task, w), make in _problems(context).items() if (task, w) == ("linear", 9)
-        }
-    return {("synthetic, increasing smoothness", 9): lambda: increasing(9)}
-
-
-def _judge(
-    context: Context,
-    problems: dict[tuple[str, int], Callable[[], Problem]],
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]],
-    outcome: Outcome,
-) -> None:
-    for task, figures in PUBLISHED.items():
-        runs = found[task, 9]
+def _judge(context: Context, outcome: Outcome, found: dict[str, dict[tuple[Algorithm, str], Run]]) -> None:
+    for name, figures in PUBLISHED.items():
+        source = "independent run" if name == CORRECTED else "paper, remembered"
         for algorithm, figure in figures.items():
-            plain, theirs = (runs[f"{algorithm} {start}"]["uploads"] for start in (PLAIN, AUTHORS))
-            ours = f"{theirs:,} with the {AUTHORS}; {plain:,} if the {PLAIN}"
+            plain, theirs = (found[name][algorithm, start].uploads for start in (PLAIN, AUTHORS))
             note = ""
-            holds = theirs == figure if algorithm == "gd" else abs(theirs - figure) <= 0.02 * figure
             if algorithm == "lag-wk":
-                low, high = _sensitivity(context, task, problems[task, 9])
-                if low < high:
+                counts = context.once(sensitivity, Task(name, 9, context.data))
+                if min(counts) < max(counts):
                     note = (
-                        f"which worker is just above the bound hangs on the last digits: {low} to {high} "
-                        "uploads from 8 starts that differ by up to 1e-11"
+                        f"which worker is just above the bound hangs on the last digits: {min(counts)} to "
+                        f"{max(counts)} uploads from 8 starts that differ by up to 1e-11"
                     )
-            source = "independent run" if "corrected" in task else "paper, remembered"
-            outcome.claims.append(
-                Claim(f"{task}, 9 workers, {algorithm}: uploads", f"{figure:,} ({source})", ours, holds, note)
+            outcome.claim(
+                f"{name}, 9 workers, {algorithm}: uploads",
+                f"{figure:,} ({source})",
+                f"{theirs:,} with the {AUTHORS}; {plain:,} if the {PLAIN}",
+                theirs == figure if algorithm == "gd" else abs(theirs - figure) <= 0.02 * figure,
+                note,
             )
     fixed, published = (
-        found[task, 9][f"gd {AUTHORS}"]["uploads"] / found[task, 9][f"lag-wk {AUTHORS}"]["uploads"]
-        for task in ("logistic, labels corrected", "logistic")
+        found[name]["gd", AUTHORS].uploads / found[name]["lag-wk", AUTHORS].uploads
+        for name in (CORRECTED, LOGISTIC)
     )
-    outcome.notes.append(
-        f"Two of the three logistic sets ship labels of 0 and 1 for a loss that expects -1 and 1, so samples "
+    outcome.notes += [
+        "Two of the three logistic sets ship labels of 0 and 1 for a loss that expects -1 and 1, so samples "
         f"of label 0 have no gradient. The published factor of GD over LAG-WK ({published:.0f}) needs that; "
-        f"with corrected labels it is {fixed:.1f}."
-    )
-    outcome.notes.append(
+        f"with corrected labels it is {fixed:.1f}.",
         "All numbers are float64, uploads included; verdicts go by the authors' start. Uploads count "
-        "as in the paper, those of the last iteration included; flags and downloads are not counted."
-    )
-
-
-def _sensitivity(context: Context, task: str, make: Callable[[], Problem]) -> tuple[int, int]:
-    """The fewest and the most uploads of LAG-WK over starts that hardly differ."""
-
-    def measure() -> list[int]:
-        problem = make()
-        how = _descent(problem, "lag-wk")
-        return [descend(problem, how, AUTHORS, shift=n * 1.25e-12)["uploads"] for n in range(1, 9)]
-
-    counts = context.once(f"{task} 9 lag-wk shifted float64", measure)
-    return min(counts), max(counts)
+        "as in the paper, those of the last iteration included; flags and downloads are not counted.",
+    ]
 
 
 REPRODUCTION = Reproduction(

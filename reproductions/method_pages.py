@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reproductions import find, names
+from reproductions import NAMES, find
 from thinwire.tools.catalogue.descriptions import Description, all_methods
 
 COMMAND = "make pages"
@@ -39,8 +39,8 @@ def pages(digits: Mapping[str, Any] | None) -> dict[str, str]:
 def _index(described: Sequence[Description], digits: Mapping[str, Any] | None) -> str:
     lines = ["# Methods", "", NOTE, "", "Not sure which one? See [choosing](../choosing.md).", ""]
     for kind, title, about in (
-        ("exchange", "Averaging gradients in every step", "bytes a step"),
-        ("schedule", "Averaging parameters from time to time", "bytes a step, on average"),
+        ("exchange", "Averaging gradients in every step", "bytes per step"),
+        ("schedule", "Periodic averaging of parameters", "bytes per step, on average"),
     ):
         lines += [f"## {title}", "", f"| method | what it does | {about} |", "|---|---|---|"]
         lines += [
@@ -59,9 +59,11 @@ def _index(described: Sequence[Description], digits: Mapping[str, Any] | None) -
 
 def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
     lines = [f"# {one.name}", "", NOTE, "", one.summary, "", f"    {one.call}", ""]
-    lines += [f"- Relied on: {one.relied_on}.", f"- Bytes a step: `{one.bytes}`."]
+    lines += [f"- Guarantees: {one.guarantees}."]
+    lines += [f"- Limits: {one.limits}."] if one.limits != "-" else []
+    lines += [f"- Bytes per step: `{one.bytes}`."]
     if one.kind == "schedule":
-        lines.append("- A schedule: see [talking from time to time](../periodic.md).")
+        lines.append("- A schedule: see [periodic averaging](../periodic.md).")
     lines += [f"- Reproduced: {_reproductions(one.name)}."] if _reproductions(one.name) else []
     lines += ["", "```text", one.text, "```", ""]
     if one.family:
@@ -71,7 +73,7 @@ def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
 
 def _reproductions(method: str) -> str:
     """Links to those that are about this method."""
-    about = [name for name in names() if method in find(name).methods]
+    about = [name for name in NAMES if method in find(name).methods]
     return ", ".join(f"[{name}](../reproductions.md#{name})" for name in about)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
+import msgspec
 import torch
 
 from reproductions import growth
-from reproductions.base import Claim, Context, Outcome, Reproduction
-from reproductions.cohort import Cohort, Gradients, Recipe, images, train
-from reproductions.plots import lines
+from reproductions.base import Context, Outcome, Reproduction
+from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_figure, train
 from thinwire import kernels
 from thinwire.methods import Sketched
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 
 LOCAL = "topk(ratio=0.01, reduce='gather')"
@@ -36,15 +38,22 @@ def _sketches(parameters: int) -> dict[int, tuple[str, int]]:
     return found
 
 
-def recall(method: str, recipe: Recipe, data: Dataset) -> dict[str, float]:
-    """Of the k largest entries of what has piled up, over all workers: how many the table finds.
+class Recall(msgspec.Struct):
+    """How well a table finds the k largest entries of what has piled up, over all workers.
 
-    found: the part that is among the candidates. kept: the squared norm of what is sent, over that of the k
-    largest. Means over the second half of a run.
+    found: the part of them that is among the candidates. kept: the squared norm of what is sent, over that of
+    the k largest.
     """
+
+    found: float
+    kept: float
+
+
+def recall(method: str, recipe: Recipe, data: Dataset) -> Recall:
+    """Means over the second half of a run."""
     cohort = Cohort(method, recipe, data)
     exchange = cast(Sketched, cohort.exchange)
-    found: list[tuple[float, float]] = []
+    found: list[Recall] = []
 
     def watch(gradients: Gradients) -> None:
         if cohort.steps < recipe.steps // 2 or cohort.steps % max(1, recipe.steps // 20):
@@ -61,19 +70,11 @@ def recall(method: str, recipe: Recipe, data: Dataset) -> dict[str, float]:
         candidates = kernels.sketch_query_topk(table, n, cohort.steps, fetched).long()
         largest = mean.abs().topk(k).indices
         sent = mean[candidates].abs().topk(min(k, candidates.numel())).values
-        found.append(
-            (
-                float(torch.isin(largest, candidates).float().mean()),
-                float(sent.square().sum() / mean[largest].square().sum()),
-            )
-        )
+        among = float(torch.isin(largest, candidates).float().mean())
+        found.append(Recall(among, float(sent.square().sum() / mean[largest].square().sum())))
 
-    for _ in range(recipe.steps):
-        cohort.step(watch)
-    return {
-        "found": sum(one for one, _ in found) / len(found),
-        "kept": sum(one for _, one in found) / len(found),
-    }
+    cohort.watched(watch)
+    return Recall(sum(o.found for o in found) / len(found), sum(o.kept for o in found) / len(found))
 
 
 def _piled_up(known: dict[str, dict[str, torch.Tensor]], own: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -89,41 +90,24 @@ def _piled_up(known: dict[str, dict[str, torch.Tensor]], own: dict[str, torch.Te
 
 def run(context: Context) -> Outcome:
     quick = context.quick
-    counts = growth.worker_counts(context)
     data = images(context)
-    recipe = Recipe(
-        "mlp",
-        workers=4,
-        steps=60 if quick else 3200,
-        batch=32,
-        learning_rate=0.02,
-        hidden=(64,) if quick else (200,),
-    )
-    short = replace(recipe, steps=60 if quick else 400)
-    inputs = data.inputs[0].numel()
-    parameters = inputs * recipe.hidden[0] + recipe.hidden[0] * data.classes
+    steps, hidden = (60, 64) if quick else (3200, 200)
+    recipe = Recipe("mlp", 4, steps, batch=32, learning_rate=0.02, hidden=(hidden,))
+    parameters = data.inputs[0].numel() * recipe.hidden[0] + recipe.hidden[0] * data.classes
     sketches = _sketches(parameters)
     methods = {DENSE: f"heavyball(momentum={MOMENTUM})"}
     for rate, (method, k) in sketches.items():
         methods[f"sketched {rate}x"] = method
         methods[f"own top-k, the same k as {rate}x"] = f"dgc(ratio={k / parameters:.5g}, momentum={MOMENTUM})"
-    total, done = len(methods) + len(sketches) + len(counts), 0
-    found: dict[str, dict[str, Any]] = {}
-    for label, method in methods.items():
-        context.progress(label, done, total)
-        found[label] = context.once(recipe.key(method, data), lambda m=method: train(m, recipe, data))
-        done += 1
-    recalls: dict[str, dict[str, float]] = {}
-    for rate, (method, _) in sketches.items():
-        context.progress(f"what the table of {rate}x finds", done, total)
-        recalls[f"sketched {rate}x"] = context.once(
-            "recall " + short.key(method, data), lambda m=method: recall(m, short, data)
-        )
-        done += 1
-    sizes = growth.received(context, (SKETCH, LOCAL), done, total)
-    outcome = Outcome()
-    _accuracy(context, outcome, recipe, data, found, recalls)
-    _constant(context, outcome, sizes)
+    found = context.each({label: partial(train, m, recipe, data) for label, m in methods.items()})
+    short = replace(recipe, steps=60 if quick else 400)
+    recalls = context.each(
+        {f"sketched {rate}x": partial(recall, m, short, data) for rate, (m, _) in sketches.items()},
+        "what is found by",
+    )
+    outcome = Outcome(judged=not quick)
+    _accuracy(outcome, recipe, data, found, recalls)
+    _constant(context, outcome)
     outcome.notes.append(
         "Compressions are named as the paper counts them: 2 d / (table + P k + k), both ways, indices not "
         "counted. By all-reduce, as thinwire sends, the same sketch saves d / (table + P k), about half of "
@@ -133,100 +117,73 @@ def run(context: Context) -> Outcome:
 
 
 def _accuracy(
-    context: Context,
-    outcome: Outcome,
-    recipe: Recipe,
-    data: Dataset,
-    found: dict[str, dict[str, Any]],
-    recalls: dict[str, dict[str, float]],
+    outcome: Outcome, recipe: Recipe, data: Dataset, found: dict[str, Training], recalls: dict[str, Recall]
 ) -> None:
     dense = found[DENSE]
-    looks = [step for step, _ in dense["accuracies"]]
-
-    def seen(label: str) -> tuple[str, str]:
-        if label not in recalls:
-            return "", ""
-        return f"{100 * recalls[label]['found']:.0f} %", f"{100 * recalls[label]['kept']:.0f} %"
-
+    seen = {label: (one.found, one.kept) for label, one in recalls.items()}
     outcome.table(
         f"{data.name}, {recipe.workers} workers, momentum {MOMENTUM:g}: test accuracy; how many of the k "
         "largest entries the table finds, and the squared norm of what is sent over theirs",
-        (
-            "",
-            *(f"after {step:,} steps" for step in looks),
-            "found",
-            "kept",
-            "payload a step",
-            "of dense",
-        ),
+        {"": "", **dense.accuracy_columns(), "found": ".0%", "kept": ".0%"}
+        | {"payload a step": ",.0f", "of dense": ""},
         [
             (
                 label,
-                *(f"{100 * accuracy:.2f} %" for _, accuracy in one["accuracies"]),
-                *seen(label),
-                f"{one['payload']:,.0f}",
-                f"1 / {dense['payload'] / one['payload']:.1f}",
+                *one.accuracy_cells(),
+                *seen.get(label, ("", "")),
+                one.payload,
+                f"1 / {dense.payload / one.payload:.1f}",
             )
             for label, one in found.items()
         ],
     )
+    sketched, own = (
+        {rate: found[f"{name} {rate}x"] for rate in RATES}
+        for name in ("sketched", "own top-k, the same k as")
+    )
     outcome.figures["Test accuracy against compression, as the paper counts it"] = lines(
         {
-            "dense": (RATES, [dense["accuracy"]] * len(RATES)),
-            "sketched": (RATES, [found[f"sketched {rate}x"]["accuracy"] for rate in RATES]),
-            "own top-k, the same k": (
-                RATES,
-                [found[f"own top-k, the same k as {rate}x"]["accuracy"] for rate in RATES],
-            ),
+            "dense": (RATES, [dense.accuracy] * len(RATES)),
+            "sketched": (RATES, [one.accuracy for one in sketched.values()]),
+            "own top-k, the same k": (RATES, [one.accuracy for one in own.values()]),
         },
         "times less data",
         "accuracy",
         log_x=True,
         markers=True,
     )
-    outcome.figures["loss"] = lines(
-        {k: (range(1, len(v["losses"]) + 1), v["losses"]) for k, v in found.items()}, "step", "loss"
-    )
-
-    def behind(label: str, look: int = -1) -> float:
-        return 100 * (dense["accuracies"][look][1] - found[label]["accuracies"][look][1])
-
-    lost = {rate: behind(f"sketched {rate}x") for rate in RATES}
-    early, top = behind("sketched 40x", 0), behind("own top-k, the same k as 40x", 0)
-    twice = recalls["sketched 80x"]["found"], recalls["sketched 40x"]["found"]
-    outcome.claims.append(
-        Claim(
-            "same quality at 40 times less data",
-            "BLEU 26.80 at 40x against 26.29 dense (transformer of 90 M); CIFAR-10: 92.5 % at 17x against 94 "
-            "%, made good by 50 % more steps",
-            ", ".join(f"{value:+.2f} points below dense at {rate}x" for rate, value in lost.items()),
-            None if context.quick else lost[40] <= 0.5,
-            f"after {looks[0]:,} steps 40x is {early:.2f} points behind, an exact top-k of as many entries "
-            f"{top:.2f}: short runs pay for what comes late. At 80x (40x by all-reduce) the table finds "
-            f"{100 * twice[0]:.0f} % of the largest entries, at 40x {100 * twice[1]:.0f} %",
-        )
+    outcome.figures["loss"] = loss_figure(found)
+    lost = {rate: one.behind(dense) for rate, one in sketched.items()}
+    found_80, found_40 = (100 * recalls[f"sketched {rate}x"].found for rate in (80, 40))
+    outcome.claim(
+        "same quality at 40 times less data",
+        "BLEU 26.80 at 40x against 26.29 dense (transformer of 90 M); CIFAR-10: 92.5 % at 17x against 94 "
+        "%, made good by 50 % more steps",
+        ", ".join(f"{value:+.2f} points below dense at {rate}x" for rate, value in lost.items()),
+        lost[40] <= 0.5,
+        f"after {dense.accuracies[0][0]:,} steps 40x is {sketched[40].behind(dense, 0):.2f} points behind, "
+        f"an exact top-k of as many entries {own[40].behind(dense, 0):.2f}: short runs pay for what comes "
+        f"late. At 80x (40x by all-reduce) the table finds {found_80:.0f} % of the largest entries, at 40x "
+        f"{found_40:.0f} %",
     )
 
 
-def _constant(context: Context, outcome: Outcome, sizes: dict[str, list[int]]) -> None:
-    counts = growth.worker_counts(context)
-    growth.tabulate(context, outcome, sizes)
+def _constant(context: Context, outcome: Outcome) -> None:
+    sizes = growth.received(context, outcome, (SKETCH, LOCAL))
     outcome.figures["bytes received against workers"] = lines(
-        {m: (counts, values) for m, values in sizes.items()},
+        {method: (list(own), list(own.values())) for method, own in sizes.items()},
         "workers",
         "bytes a step",
         log_x=True,
         log_y=True,
     )
-    sketch, local = sizes[SKETCH], sizes[LOCAL]
-    outcome.claims.append(
-        Claim(
-            "constant communication from 4 to 256 workers",
-            "constant, while local top-k grows until it is dense",
-            f"sketch {sketch[-1] / sketch[0]:.2f} x, local top-k {local[-1] / local[0]:.0f} x",
-            None if context.quick else sketch[-1] / sketch[0] < 1.5 and local[-1] / local[0] > 10,
-            "what is left of the growth is (W-1)/W of an all-reduce",
-        )
+    sketch, local = growth.factor(sizes[SKETCH]), growth.factor(sizes[LOCAL])
+    outcome.claim(
+        "constant communication from 4 to 256 workers",
+        "constant, while local top-k grows until it is dense",
+        f"sketch {sketch:.2f} x, local top-k {local:.0f} x",
+        sketch < 1.5 and local > 10,
+        "what is left of the growth is (W-1)/W of an all-reduce",
     )
 
 

@@ -6,19 +6,20 @@ import itertools
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 
-from reproductions.base import Claim, Context, Outcome, Reproduction
+from reproductions.base import Claim, Context, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Recipe, train
-from reproductions.plots import lines
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.feedback import Residual
 from thinwire.methods.families.sparse import count_of
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import cifar10, digits, mnist
 
@@ -60,6 +61,9 @@ class Cell:
         if self.before:
             return replace(base, momentum_before=MOMENTUM)
         return replace(base, momentum=MOMENTUM)
+
+    def __str__(self) -> str:
+        return ", ".join(self.row())
 
     def row(self) -> tuple[str, ...]:
         return (
@@ -118,29 +122,6 @@ def cells(*, momenta: tuple[bool, ...]) -> list[Cell]:
     return [Cell(*values) for values in itertools.product(RULES, both, both, both, momenta)]
 
 
-def run(context: Context) -> Outcome:
-    quick = context.quick
-    outcome = Outcome()
-    if quick or not context.has_data:
-        recipe = Recipe("mlp", workers=4, steps=40, hidden=(64, 64), learning_rate=0.02)
-        _study(
-            context,
-            outcome,
-            digits(),
-            recipe,
-            cells(momenta=(False,)) if quick else cells(momenta=(False, True)),
-        )
-        return outcome
-    images = mnist(context.data / "mnist")
-    recipe = Recipe("mlp", workers=4, steps=400, hidden=(200, 100), batch=16, learning_rate=0.01)
-    _study(context, outcome, images, recipe, cells(momenta=(False, True)))
-    colours = cifar10(context.data / "cifar10")
-    small = Recipe("resnet20", workers=4, steps=400, batch=8, learning_rate=0.02, decay_at=0.75)
-    _study(context, outcome, colours, small, cells(momenta=(False, True)), test_rows=4000)
-    outcome.figures = dict(reversed(outcome.figures.items()))  # the page shows the larger study
-    return outcome
-
-
 def compression_time(method: str | Exchange, recipe: Recipe, data: Dataset, repeats: int) -> float:
     """Seconds of a worker's own work in a step, the least of several: other programs only add to it."""
     cohort = Cohort(method, recipe, data)
@@ -154,80 +135,91 @@ def compression_time(method: str | Exchange, recipe: Recipe, data: Dataset, repe
     return best
 
 
-Found = dict[Cell, dict[str, Any]]
+def run(context: Context) -> Outcome:
+    outcome = Outcome(judged=not context.quick)
+    both = (False, True)
+    if context.quick or not context.has_data:
+        recipe = Recipe("mlp", workers=4, steps=40, hidden=(64, 64), learning_rate=0.02)
+        _study(context, outcome, digits(), recipe, cells(momenta=(False,) if context.quick else both))
+        return outcome
+    recipe = Recipe("mlp", workers=4, steps=400, hidden=(200, 100), batch=16, learning_rate=0.01)
+    _study(context, outcome, mnist(context.data / "mnist"), recipe, cells(momenta=both))
+    small = Recipe("resnet20", workers=4, steps=400, batch=8, learning_rate=0.02, decay_at=0.75)
+    colours = cifar10(context.data / "cifar10")
+    _study(context, outcome, colours, small, cells(momenta=both), test_rows=4000)
+    outcome.figures = dict(reversed(outcome.figures.items()))  # the page shows the larger study
+    return outcome
+
+
+Accuracies = dict[Cell, float]
+Times = dict[Cell, float]
 
 
 def _study(
     context: Context, outcome: Outcome, data: Dataset, base: Recipe, todo: list[Cell], test_rows: int = 0
 ) -> None:
-    dense_recipe = replace(base, momentum=MOMENTUM)
-    dense = context.once(
-        dense_recipe.key("dense", data),
-        lambda: train("dense", dense_recipe, data, looks=1, test_rows=test_rows),
-    )
-    seed = replace(dense_recipe, seed=dense_recipe.seed + 1)
-    other = context.once(
-        seed.key("dense", data), lambda: train("dense", seed, data, looks=1, test_rows=test_rows)
+    trained = partial(train, looks=1, test_rows=test_rows)
+    after = replace(base, momentum=MOMENTUM)
+    dense, other = (
+        context.once(train, "dense", recipe, data, looks=1, test_rows=test_rows)
+        for recipe in (after, replace(after, seed=after.seed + 1))
     )
     outcome.notes.append(
-        f"{data.name}: one seed a cell. Dense reaches {100 * other['accuracy']:.1f} % with another one, "
-        f"against {100 * dense['accuracy']:.1f} %: that much is chance."
+        f"{data.name}: one seed a cell. Dense reaches {percent(other.accuracy, 1)} with another one, "
+        f"against {percent(dense.accuracy, 1)}: that much is chance."
     )
-    found: Found = {}
+    found = context.each(
+        {cell: partial(trained, cell.exchange(), cell.recipe(base), data) for cell in todo}, f"{data.name}:"
+    )
     repeats = 3 if context.quick else 20
-    for number, cell in enumerate(todo):
-        context.progress(f"{data.name}: {', '.join(cell.row())}", number, len(todo))
-        method, recipe = cell.exchange(), cell.recipe(base)
-        one = context.once(
-            recipe.key(repr(method), data),
-            lambda m=method, r=recipe: train(m, r, data, looks=1, test_rows=test_rows),
-        )
-        time = context.once(
-            f"time {repeats} {base.key(repr(method), data)}",
-            lambda m=method: compression_time(m, base, data, repeats),
-        )
-        found[cell] = one | {"time": time}
-    rows: list[tuple[str, ...]] = [
-        ("dense", "", "", "", "after", f"{100 * dense['accuracy']:.1f} %", f"{dense['payload']:,.0f}", "")
-    ]
-    for cell, one in sorted(found.items(), key=lambda item: -item[1]["accuracy"]):
-        rows.append(
-            (
-                *cell.row(),
-                f"{100 * one['accuracy']:.1f} %",
-                "-" if cell.is_corner else f"{one['payload']:,.0f}",
-                "-" if cell.is_corner else f"{1e3 * one['time']:.2f} ms",
-            )
-        )
+    times = context.each(
+        {cell: partial(compression_time, cell.exchange(), base, data, repeats) for cell in todo},
+        f"{data.name}, time:",
+    )
+    accuracies = {cell: one.accuracy for cell, one in found.items()}
     outcome.table(
         f"{data.name}, {base.model}, {base.workers} workers, {base.steps} steps, {100 * RATIO:g} % sent",
-        ("rule", "indices", "over", "feedback", "momentum", "accuracy", "payload a step", "time a step"),
-        rows,
+        dict.fromkeys(("rule", "indices", "over", "feedback", "momentum"), "")
+        | {"accuracy": ".1%", "payload a step": ",.0f", "time a step": ""},
+        [
+            ("dense", "", "", "", "after", dense.accuracy, dense.payload, ""),
+            *(
+                (
+                    *cell.row(),
+                    accuracy,
+                    *(("-", "-") if cell.is_corner else (found[cell].payload, f"{1e3 * times[cell]:.2f} ms")),
+                )
+                for cell, accuracy in sorted(accuracies.items(), key=lambda item: -item[1])
+            ),
+        ],
     )
-    effects = _effects(found)
+    effects = _effects(accuracies)
     outcome.table(
         f"{data.name}: what a change does to the accuracy, all else equal: the median, in points, and in how "
         "many pairs it helps",
         ("change", *RULES),
-        [
-            (what, *(_told(values[rule]) if values[rule] else "" for rule in RULES))
-            for what, values in effects.items()
-        ],
+        [(what, *(_told(values[rule]) for rule in RULES)) for what, values in effects.items()],
     )
+    own = {rule: [c for c in todo if c.rule == rule and not c.is_corner] for rule in RULES}
     outcome.figures[f"Accuracy against compression time, {data.name}"] = lines(
-        {
-            rule: (
-                [1e3 * one["time"] for c, one in found.items() if c.rule == rule and not c.is_corner],
-                [one["accuracy"] for c, one in found.items() if c.rule == rule and not c.is_corner],
-            )
-            for rule in RULES
-        },
+        {rule: ([1e3 * times[c] for c in own[rule]], [accuracies[c] for c in own[rule]]) for rule in RULES},
         "milliseconds of a worker's own work a step",
         "test accuracy",
         log_x=True,
         only_markers=True,
     )
-    _judge(context, outcome, data, dense["accuracy"], found, effects)
+    _judge_effects(outcome, data.name, effects)
+    _judge_blocks(outcome, data.name, dense.accuracy, accuracies, times)
+    if effects["momentum after"]["top-k"]:
+        outcome.claims.append(
+            Claim(
+                f"{data.name}: momentum after the exchange, or before",
+                "one of the questions",
+                f"after against before: {_by_rule(effects, 'momentum after')}",
+                None,
+                "reported, not judged: the paper's own answer is not known to us",
+            )
+        )
 
 
 CHANGES: dict[str, tuple[str, bool]] = {
@@ -239,107 +231,82 @@ CHANGES: dict[str, tuple[str, bool]] = {
 Effects = dict[str, dict[Rule, list[float]]]
 
 
-def _effects(found: Found) -> Effects:
+def _effects(found: Accuracies) -> Effects:
     """What each change of one parameter does, by rule: points of accuracy in every pair of cells."""
     effects: Effects = {}
     for what, (name, value) in CHANGES.items():
         by_rule = effects[what] = {rule: list[float]() for rule in RULES}
-        for cell, one in found.items():
+        for cell, accuracy in found.items():
             other = replace(cell, **{name: not value})
             if getattr(cell, name) == value and other in found:
-                by_rule[cell.rule].append(100 * (one["accuracy"] - found[other]["accuracy"]))
+                by_rule[cell.rule].append(100 * (accuracy - found[other]))
     return effects
 
 
 def _told(points: list[float]) -> str:
     wins = sum(value > 0 for value in points)
-    return f"{statistics.median(points):+.1f}, {wins} of {len(points)}"
+    return f"{statistics.median(points):+.1f}, {wins} of {len(points)}" if points else ""
 
 
-def _judge(
-    context: Context, outcome: Outcome, data: Dataset, dense: float, found: Found, effects: Effects
-) -> None:
-    judge = not context.quick
+def _by_rule(effects: Effects, what: str) -> str:
+    return "; ".join(f"{rule} {_told(values)}" for rule, values in effects[what].items() if values)
 
-    def by_rule(what: str) -> str:
-        return "; ".join(f"{rule} {_told(values)}" for rule, values in effects[what].items() if values)
 
-    def overall(what: str) -> float:
-        return statistics.median([value for values in effects[what].values() for value in values])
+def _judge_effects(outcome: Outcome, name: str, effects: Effects) -> None:
+    def largest(what: str) -> float:
+        return max(abs(statistics.median(values)) for values in effects[what].values())
 
-    best = {
-        rule: max((one["accuracy"], cell) for cell, one in found.items() if cell.rule == rule)
-        for rule in RULES
-    }
-    behind = 100 * (dense - best["random block"][0])
-    by_feedback = {
-        on: [
-            100 * one["accuracy"] for c, one in found.items() if c.rule == "random block" and c.feedback == on
-        ]
+    outcome.claim(
+        f"{name}: error feedback is a key parameter",
+        "one of the three (which three is remembered)",
+        f"on against off: {_by_rule(effects, 'error feedback on')}",
+        largest("error feedback on") > 1,
+        "what random rules send without feedback is scaled by n / k, and unbiased",
+    )
+    shared = [value for values in effects["indices shared"].values() for value in values]
+    outcome.claim(
+        f"{name}: indices may be shared",
+        "shared indices allow an all-reduce at little loss",
+        f"shared against own: {_by_rule(effects, 'indices shared')}",
+        statistics.median(shared) > -1,
+    )
+    outcome.claim(
+        f"{name}: layer by layer or global is a key parameter",
+        "one of the three (remembered)",
+        f"layer against model: {_by_rule(effects, 'layer by layer')}",
+        largest("layer by layer") > 1,
+        "judged by more than a point for any rule. A block of the whole model leaves most layers without "
+        "an update; as many single entries reach them all",
+    )
+
+
+def _judge_blocks(outcome: Outcome, name: str, dense: float, found: Accuracies, times: Times) -> None:
+    best = {rule: max((value, cell) for cell, value in found.items() if cell.rule == rule) for rule in RULES}
+    of_block, block_cell = best["random block"]
+    fed, unfed = (
+        [100 * value for c, value in found.items() if c.rule == "random block" and c.feedback == on]
         for on in (True, False)
-    }
+    )
+    outcome.claim(
+        f"{name}: random block performs close to dense SGD",
+        "close to SGD; other studies: 1 to 6 points behind, with feedback",
+        f"best {percent(of_block, 1)} ({', '.join(block_cell.row()[1:])}) against dense {percent(dense, 1)}, "
+        f"top-k {percent(best['top-k'][0], 1)}, random-k {percent(best['random-k'][0], 1)}",
+        100 * (dense - of_block) < 2,
+        f"its cells: {min(fed):.1f} to {max(fed):.1f} % with feedback, {min(unfed):.1f} to {max(unfed):.1f} "
+        "% without. A block brings what has piled up in 1 / ratio steps, or is scaled as much, in one place, "
+        "and momentum behind it multiplies that by up to ten",
+    )
     block, top = (
-        min(one["time"] for c, one in found.items() if c.rule == rule and c.shared == shared and c.feedback)
+        min(time for c, time in times.items() if c.rule == rule and c.shared == shared and c.feedback)
         for rule, shared in (("random block", True), ("top-k", False))
     )
-    outcome.claims += [
-        Claim(
-            f"{data.name}: error feedback is a key parameter",
-            "one of the three (which three is remembered)",
-            f"on against off: {by_rule('error feedback on')}",
-            (max(abs(statistics.median(v)) for v in effects["error feedback on"].values()) > 1)
-            if judge
-            else None,
-            "what random rules send without feedback is scaled by n / k, and unbiased",
-        ),
-        Claim(
-            f"{data.name}: indices may be shared",
-            "shared indices allow an all-reduce at little loss",
-            f"shared against own: {by_rule('indices shared')}",
-            (overall("indices shared") > -1) if judge else None,
-        ),
-        Claim(
-            f"{data.name}: layer by layer or global is a key parameter",
-            "one of the three (remembered)",
-            f"layer against model: {by_rule('layer by layer')}",
-            (max(abs(statistics.median(v)) for v in effects["layer by layer"].values()) > 1)
-            if judge
-            else None,
-            "judged by more than a point for any rule. A block of the whole model leaves most layers without "
-            "an update; as many single entries reach them all",
-        ),
-        Claim(
-            f"{data.name}: random block performs close to dense SGD",
-            "close to SGD; other studies: 1 to 6 points behind, with feedback",
-            f"best {100 * best['random block'][0]:.1f} % ({', '.join(best['random block'][1].row()[1:])}) "
-            f"against dense {100 * dense:.1f} %, top-k {100 * best['top-k'][0]:.1f} %, random-k "
-            f"{100 * best['random-k'][0]:.1f} %",
-            (behind < 2) if judge else None,
-            f"its cells: {_range(by_feedback[True])} with feedback, {_range(by_feedback[False])} without. "
-            "A block brings what has piled up in 1 / ratio steps, or is scaled as much, in one place, and "
-            "momentum behind it multiplies that by up to ten",
-        ),
-        Claim(
-            f"{data.name}: random block is the cheapest to select",
-            "contiguous memory, no index",
-            f"{1e3 * block:.2f} ms a step against {1e3 * top:.2f} of top-k: {block / top:.2f}",
-            (block < top) if judge else None,
-        ),
-    ]
-    if effects["momentum after"]["top-k"]:
-        outcome.claims.append(
-            Claim(
-                f"{data.name}: momentum after the exchange, or before",
-                "one of the questions",
-                f"after against before: {by_rule('momentum after')}",
-                None,
-                "reported, not judged: the paper's own answer is not known to us",
-            )
-        )
-
-
-def _range(points: list[float]) -> str:
-    return f"{min(points):.1f} to {max(points):.1f} %"
+    outcome.claim(
+        f"{name}: random block is the cheapest to select",
+        "contiguous memory, no index",
+        f"{1e3 * block:.2f} ms a step against {1e3 * top:.2f} of top-k: {block / top:.2f}",
+        block < top,
+    )
 
 
 REPRODUCTION = Reproduction(

@@ -1,5 +1,20 @@
-"""`python -m thinwire`, and so `torchrun -m thinwire`."""
+"""`thinwire`, `python -m thinwire`, and so `torchrun -m thinwire`."""
 
-from thinwire.tools.cli import app
+import sys
+from importlib.util import find_spec
 
-app()
+NEEDED = ("typer", "rich", "jinja2", "msgspec", "plotly")
+"""What the extra `cli` installs."""
+
+
+def main() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.exit(f"thinwire: the command line needs {', '.join(missing)}: pip install 'thinwire[cli]'")
+    from thinwire.tools.cli import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.architecture.imports import LAYERS, ROOT, SOURCE, imports, level, modules, room
 
+pytestmark = pytest.mark.quick
 MODULES = modules()
 GRAPH = {name: imports(path, MODULES) for name, path in MODULES.items()}
 

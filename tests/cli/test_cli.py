@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import thinwire
+from benchmarks.cli import bench
+from reproductions.cli import app as reproductions
+from reproductions.method_pages import write_pages
+from thinwire.__main__ import NEEDED
 from thinwire.tools.cli import app
 
 
-def call(*arguments: str):
-    return CliRunner().invoke(app, list(arguments))
+def call(*arguments: str, command: typer.Typer = app):
+    return CliRunner().invoke(command, list(arguments))
 
 
-def test_help_names_every_command() -> None:
-    result = call("--help")
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (app, ("compare", "plan", "report", "methods", "gradients", "lab")),
+        (bench, ("overhead", "kernels", "methods", "all")),
+        (reproductions, ("--quick", "--finished")),
+    ],
+    ids=["thinwire", "benchmarks", "reproductions"],
+)
+def test_help_names_every_command(command: typer.Typer, expected: tuple[str, ...]) -> None:
+    result = call("--help", command=command)
     assert result.exit_code == 0
-    for command in ("compare", "plan", "report", "methods", "reproduce", "gradients", "lab", "bench"):
-        assert command in result.output
-    assert all(name in call("bench", "--help").output for name in ("overhead", "kernels", "methods", "all"))
+    assert all(name in result.output for name in expected)
 
 
 def test_methods_lists_what_is_registered() -> None:
@@ -31,6 +47,13 @@ def test_methods_lists_what_is_registered() -> None:
     assert described["dense"]["traits"]["consensus"] is True
     assert all(one["summary"] for one in described.values())
     assert "powersgd" in call("methods").output
+
+
+def test_a_method_in_full() -> None:
+    output = call("methods", "qsgd").output
+    assert "guarantees: same result on all ranks, unbiased" in output
+    assert "bytes per step: ceil(n * bits / 8)" in output
+    assert "Reference:" in output
 
 
 @pytest.mark.parametrize(
@@ -53,7 +76,8 @@ def test_a_wrong_method_is_one_line_and_exit_code_2(method: str, expected: str) 
 def test_bench_digits_trains_and_compares(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     file = tmp_path / "digits.json"
-    result = call("bench", "digits", "--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
+    arguments = ("--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
+    result = call("digits", *arguments, command=bench)
     assert result.exit_code == 0, result.output
     dense, topk = json.loads(file.read_text())["results"]
     assert (dense["method"], topk["method"]) == ("dense", "topk(ratio=0.01)")
@@ -65,15 +89,52 @@ def test_bench_digits_trains_and_compares(tmp_path: Path) -> None:
 
 
 def test_without_scikit_learn_compare_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     result = call("compare", "--steps", "1")
     assert result.exit_code == 2
     assert "pip install 'thinwire[demo]'" in result.output
 
 
+def test_the_extra_is_what_the_command_looks_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["cli"]
+    assert sorted(re.split("[<>=~]", each)[0] for each in extra) == sorted(NEEDED)
+
+
+@pytest.mark.parametrize("missing", ["typer", "plotly"])
+def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; from thinwire.__main__ import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stdout == ""
+    expected = f"thinwire: the command line needs {missing}: pip install 'thinwire[cli]'\n"
+    assert result.stderr == expected
+
+
+def test_help_imports_nothing_heavy() -> None:
+    # The package itself is left out: what it imports is its own business.
+    script = f"""
+import sys, types
+package = types.ModuleType("thinwire")
+package.__path__ = {list(thinwire.__path__)!r}
+sys.modules["thinwire"] = package
+from thinwire.tools.cli import app
+try:
+    app(["--help"])
+except SystemExit:
+    pass
+sys.exit(", ".join({{"torch", "numpy", "numba", "plotly", "jinja2"}} & sys.modules.keys()) or 0)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_bench_methods_counts_copies(tmp_path: Path) -> None:
     file = tmp_path / "methods.json"
-    result = call("bench", "methods", "--size", "10000", "-m", "dense", "-m", "topk", "--json", str(file))
+    arguments = ("--size", "10000", "-m", "dense", "-m", "topk", "--json", str(file))
+    result = call("methods", *arguments, command=bench)
     assert result.exit_code == 0, result.output
     rows = json.loads(file.read_text())
     assert [row["method"] for row in rows] == ["dense", "topk(ratio=0.01)"]
@@ -82,7 +143,7 @@ def test_bench_methods_counts_copies(tmp_path: Path) -> None:
 
 def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
     file = tmp_path / "overhead.json"
-    result = call("bench", "overhead", "--steps", "2", "--json", str(file))
+    result = call("overhead", "--steps", "2", "--json", str(file), command=bench)
     assert result.exit_code == 0, result.output
     rows = json.loads(file.read_text())
     assert [row["buckets"] for row in rows] == [1, 20]
@@ -90,7 +151,7 @@ def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
 
 
 def test_a_page_for_each_method(tmp_path: Path) -> None:
-    assert call("methods", "--pages", str(tmp_path / "pages")).exit_code == 0
+    write_pages(tmp_path / "pages", None)
     names = [*thinwire.list_methods(), *thinwire.list_schedules()]
     for name in names:
         assert (tmp_path / "pages" / f"{name}.md").read_text().startswith(f"# {name}\n")
@@ -101,29 +162,32 @@ def test_a_page_for_each_method(tmp_path: Path) -> None:
 def test_scale_of_few_simulated_workers(tmp_path: Path) -> None:
     file = tmp_path / "scale.json"
     arguments = ("--workers", "2,8", "--size", "5000", "-m", "randomblock", "-m", "topk(reduce='gather')")
-    assert call("bench", "scale", *arguments, "--json", str(file)).exit_code == 0
+    assert call("scale", *arguments, "--json", str(file), command=bench).exit_code == 0
     rows = {
         (row["method"].split("(")[0], row["workers"]): row["sent_bytes"]
         for row in json.loads(file.read_text())
     }
     assert rows["randomblock", 8] < 2 * rows["randomblock", 2]
     assert rows["topk", 8] == 7 * rows["topk", 2]
-    assert "numbers with commas" in call("bench", "scale", "--workers", "two").output
+    assert "numbers with commas" in call("scale", "--workers", "two", command=bench).output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("command", "arguments", "expected"),
     [
-        (("plan", "--lnk", "100mbit"), "--link"),
-        (("plan", "--workers", "many"), "--workers"),
-        (("pln",), "'plan'"),
-        (("bench", "kernel"), "'kernels'"),
-        (("methods", "tpk"), "did you mean 'topk'?"),
-        (("methods", "--digits", "nothing.json"), "give --pages"),
+        (app, ("plan", "--lnk", "100mbit"), "--link"),
+        (app, ("plan", "--workers", "many"), "--workers"),
+        (app, ("pln",), "'plan'"),
+        (bench, ("kernel",), "'kernels'"),
+        (app, ("methods", "tpk"), "did you mean 'topk'?"),
+        (app, ("methods", "--jsn"), "--json"),
+        (app, ("compare", "--optimizer", "sdg"), "'sgd'"),
     ],
 )
-def test_a_mistake_is_one_line_with_a_hint(arguments: tuple[str, ...], said: str) -> None:
-    result = call(*arguments)
+def test_a_usage_error_is_one_line_with_a_hint(
+    command: typer.Typer, arguments: tuple[str, ...], expected: str
+) -> None:
+    result = call(*arguments, command=command)
     assert result.exit_code == 2
-    assert said in result.output
+    assert expected in result.output
     assert len(result.output.strip().splitlines()) == 1

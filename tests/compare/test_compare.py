@@ -9,21 +9,22 @@ from typer.testing import CliRunner
 
 from thinwire.errors import ConfigError
 from thinwire.tools.cli import app
-from thinwire.tools.compare import summary
-from thinwire.tools.compare.engine import Comparison, run
-from thinwire.tools.compare.records import Evaluation, Records, Step, read, to_line
+from thinwire.tools.compare.records import Evaluation, Records, Step, read, to_lines, write_csv
+from thinwire.tools.compare.runner import Observer, run
+from thinwire.tools.compare.settings import Comparison
+from thinwire.tools.report import terminal
 
 # The third diverges at once: what is learned from it must not cost the others their runs.
 METHODS = ["dense", "topk(ratio=0.05)", "localsgd(every=4)"]
 
 
-class Seen:
-    """A watcher that keeps what it is told."""
+class Seen(Observer):
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def begin(self, method: str, seed: int, seeds: int) -> None:
+    def begin(self, method: str, seed: int) -> None:
         self.events.append(f"begin {method}")
 
     def step(self, record: Step) -> None:
@@ -40,8 +41,8 @@ class Seen:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Records, Path, Seen]:
     out = tmp_path_factory.mktemp("compare")
     seen = Seen()
-    wanted = Comparison(METHODS, workers=2, link="20mbit", steps=12, evaluate_every=6, hidden=(64, 64))
-    return run(wanted, out, seen), out, seen
+    asked = Comparison(METHODS, workers=2, link="20mbit", steps=12, evaluate_every=6, hidden=(64, 64))
+    return run(asked, out, seen), out, seen
 
 
 def test_every_method_ran_from_the_same_start(finished: tuple[Records, Path, Seen]) -> None:
@@ -82,8 +83,25 @@ def test_records_survive_the_file(finished: tuple[Records, Path, Seen]) -> None:
 def test_a_broken_record_names_its_line(finished: tuple[Records, Path, Seen], tmp_path: Path) -> None:
     records, _, _ = finished
     path = tmp_path / "records.jsonl"
-    path.write_text(to_line(records.setting) + '\n{"kind": "run", "metod": 1}\n')
-    with pytest.raises(ConfigError, match="line 2"):
+    setting = to_lines(Records(records.setting))
+    for line, said in (
+        (b'{"kind": "run", "metod": 1}', "metod"),
+        (b'{"kind": "step", "method": "dense", "seed": 0, "step": "one"}', "step"),
+        (b'{"kind": "step", "method": "dense", "seed": -1}', "seed"),
+        (b'{"kind": "walk"}', "walk"),
+        (b'["setting"]', "object"),
+        (b"{", "truncated"),
+        (b'{"kind": "run", "method": "\xff"}', "utf-8"),
+    ):
+        path.write_bytes(setting + line + b"\n")
+        with pytest.raises(ConfigError, match=f"line 2: .*{said}") as raised:
+            read(path)
+        assert "\n" not in str(raised.value)
+    path.write_bytes(setting.replace(b'"version":1', b'"version":2'))
+    with pytest.raises(ConfigError, match=r"line 1: .*version"):
+        read(path)
+    path.write_bytes(setting * 2)
+    with pytest.raises(ConfigError, match="one comparison"):
         read(path)
     path.write_text("")
     with pytest.raises(ConfigError, match="one comparison"):
@@ -92,29 +110,29 @@ def test_a_broken_record_names_its_line(finished: tuple[Records, Path, Seen], tm
 
 def test_the_table_has_a_row_for_each(finished: tuple[Records, Path, Seen], tmp_path: Path) -> None:
     records, _, _ = finished
-    rows = summary.rows(records)
+    rows = terminal.rows(records)
     assert [row[0] for row in rows] == METHODS
-    assert all(len(row) == len(summary.header(records)) for row in rows)
+    assert all(len(row) == len(terminal.header(records.setting)) for row in rows)
     assert rows[0][-1] == "1.00 x"
-    summary.write_csv(tmp_path / "runs.csv", records.runs)
+    write_csv(tmp_path / "runs.csv", records.runs)
     with (tmp_path / "runs.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == METHODS
 
 
 def test_a_method_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     # DGC brings its own momentum and Adam has one, too: refused on every rank.
-    wanted = Comparison(
+    asked = Comparison(
         ["dense", "dgc(ratio=0.1)"], workers=2, link="none", steps=2, optimizer="adam", hidden=(64,)
     )
-    records = run(wanted, tmp_path)
+    records = run(asked, tmp_path)
     assert records.runs[0].failed is None
     assert "momentum" in (records.runs[1].failed or "")
-    assert "failed" in summary.rows(records)[1][0]
+    assert "failed" in terminal.rows(records)[1][0]
 
 
 def test_a_target_ends_the_run(tmp_path: Path) -> None:
-    wanted = Comparison(["dense"], workers=2, link="none", steps=200, target=0.3, evaluate_every=5)
-    (one,) = run(wanted, tmp_path).runs
+    asked = Comparison(["dense"], workers=2, link="none", steps=200, target=0.3, evaluate_every=5)
+    (one,) = run(asked, tmp_path).runs
     assert one.target_step is not None
     assert one.steps == one.target_step < 200
     assert one.accuracy >= 0.3
@@ -130,7 +148,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 0
 
 
-def test_a_mistake_is_one_line() -> None:
+def test_a_usage_error_is_one_line() -> None:
     result = CliRunner().invoke(app, ["compare", "--data", "nothing"])
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1

@@ -11,8 +11,8 @@ from thinwire.distributions import (
     ExactCounts,
     Grouping,
     HaarSketch,
+    LearningSpec,
     Monotone,
-    Question,
     Raw,
     crossover,
     learn,
@@ -55,7 +55,7 @@ def shards(case: str, servers: int) -> tuple[list[np.ndarray], dict, np.ndarray]
     return parts, {"domain": domain, **options}, p
 
 
-def question(domain: int, bits: float, **changes: object) -> Question:
+def spec_of(domain: int, bits: float, **changes: object) -> LearningSpec:
     plain = {
         "structure": "none",
         "pieces": None,
@@ -64,17 +64,17 @@ def question(domain: int, bits: float, **changes: object) -> Question:
         "increasing": False,
         "seed": 0,
     }
-    return Question(domain, bits, **{**plain, "network": "ring", **changes})
+    return LearningSpec(domain, bits, **{**plain, "network": "ring", **changes})
 
 
 def in_lockstep(case: str, servers: int) -> list[Estimate]:
     parts, options, _ = shards(case, servers)
     driver = Lockstep(servers)
     results: list[list[Estimate]] = [[] for _ in range(servers)]
-    asked = question(**options)
+    spec = spec_of(**options)
     driver.run(
         [
-            learning(part, asked, rank_info, result)
+            learning(part, spec, rank_info, result)
             for part, rank_info, result in zip(parts, driver.rank_infos, results, strict=True)
         ]
     )

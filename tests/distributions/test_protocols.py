@@ -40,42 +40,42 @@ CODED = [
 
 
 @pytest.fixture(scope="module")
-def exact() -> list[dict]:
+def exact() -> list[study.Exactness]:
     return study.exactness(64, 2048, 200)
 
 
-def test_squared_errors_are_within_a_tenth_of_the_formulas(exact: list[dict]):
-    assert len({row["p"] for row in exact}) == 5
-    off = {(row["protocol"], row["p"]): row["ratio"] for row in exact if abs(row["ratio"] - 1) > 0.1}
+def test_squared_errors_are_within_a_tenth_of_the_formulas(exact: list[study.Exactness]):
+    assert len({row.p for row in exact}) == 5
+    off = {(row.protocol, row.p): row.ratio for row in exact if abs(row.ratio - 1) > 0.1}
     assert not off
 
 
-def test_estimates_are_unbiased_before_projection(exact: list[dict]):
+def test_estimates_are_unbiased_before_projection(exact: list[study.Exactness]):
     """The squared mean of 200 errors is as large as chance makes it: 1 in this unit, 200 if all were bias."""
-    off = {(row["protocol"], row["p"]): row["bias"] for row in exact if row["bias"] > 3}
+    off = {(row.protocol, row.p): row.bias for row in exact if row.bias > 3}
     assert not off
 
 
 def test_the_formulas_hold_where_the_domain_is_no_power_of_two():
     p = study.distributions(100)["dirichlet"]
     for protocol in (RecursiveHadamard(100, 2), OneBitHadamard(100, 1.0), Grouping(100, 3)):
-        runs = [study._errors(protocol, p, 3000, seed) for seed in range(200)]
-        assert np.mean([run[0] for run in runs]) == pytest.approx(protocol.expected_l2(p, 3000), rel=0.1)
+        runs = [study.errors(protocol, p, 3000, seed) for seed in range(200)]
+        assert np.mean([run.l2 for run in runs]) == pytest.approx(protocol.expected_l2(p, 3000), rel=0.1)
 
 
 def test_a_monotone_estimate_has_the_error_stated():
     p = study.distributions(200)["monotone"]
     for protocol in (Monotone(200, 0.3), Monotone(200, 0.3, 2)):
-        runs = [study._errors(protocol, p, 2000, seed) for seed in range(200)]
-        assert np.mean([run[0] for run in runs]) == pytest.approx(protocol.expected_l2(p, 2000), rel=0.1)
-        mean = np.mean([run[2] for run in runs], axis=0) + p
-        flat = protocol.flattened(protocol.masses(p))
-        assert np.abs(mean - flat).sum() < 0.1 * np.mean([run[1] for run in runs])
+        runs = [study.errors(protocol, p, 2000, seed) for seed in range(200)]
+        assert np.mean([run.l2 for run in runs]) == pytest.approx(protocol.expected_l2(p, 2000), rel=0.1)
+        mean = np.mean([run.signed for run in runs], axis=0) + p
+        flat = protocol.partition.flattened(p)
+        assert np.abs(mean - flat).sum() < 0.1 * np.mean([run.l1 for run in runs])
 
 
 def test_errors_fall_with_the_samples():
     rows = study.sweep(64, (2**12, 2**14, 2**16), 24)
-    names = {row["protocol"] for row in rows if " on a " not in row["protocol"]}
+    names = {row.protocol for row in rows if " on a " not in row.protocol}
     assert len(names) == 14
     for name in names:
         assert study.slope(rows, name, "l2") == pytest.approx(-1.0, abs=0.1), name
@@ -84,16 +84,16 @@ def test_errors_fall_with_the_samples():
 
 def test_one_more_bit_divides_the_error():
     for row in study.one_more_bit(256, 2**14, 40):
-        assert row["measured"] == pytest.approx(row["stated"], rel=0.1)
+        assert row.measured == pytest.approx(row.stated, rel=0.1)
     assert bit_factor(1) == 3
 
 
 def test_simulated_samples_pass_a_chi_square_test():
     found = study.true_samples(64, 2**19)
-    assert found["accepted"] > 5000
-    assert found["share"] >= 0.25
-    assert abs(found["z"]) < 4
-    assert found["freedom"] > 50
+    assert found.accepted > 5000
+    assert found.share >= 0.25
+    assert abs(found.z) < 4
+    assert found.freedom > 50
 
 
 def test_simulated_samples_of_something_else_would_fail_it():
@@ -256,5 +256,5 @@ def test_bytes_that_no_encoder_makes_are_refused():
 
 def test_structured_protocols_beat_raw_samples_by_what_their_bounds_promise():
     for row in study.structured(4096, 2**16, 6):
-        assert row["promised"] > 1.3, row
-        assert row["factor"] >= row["promised"], row
+        assert row.promised > 1.3, row
+        assert row.factor >= row.promised, row

@@ -8,6 +8,7 @@ import pytest
 from thinwire.distributions.haar import haar, haar_terms, inverse_haar
 from thinwire.distributions.hadamard import fwht, power_of_two
 from thinwire.distributions.monotone import birge_edges, isotonic
+from thinwire.distributions.partition import Partition
 from thinwire.distributions.pieces import fit_pieces
 from thinwire.distributions.simplex import onto_simplex
 
@@ -70,14 +71,14 @@ def test_birges_cells_cover_the_domain_and_grow():
 @pytest.mark.parametrize("increasing", [False, True])
 def test_isotonic_is_monotone_keeps_the_mass_and_leaves_monotone_input_alone(increasing: bool):
     rng = np.random.default_rng(3)
-    edges = np.array([0, 1, 2, 4, 7, 12, 20])
-    lengths = np.diff(edges)
+    partition = Partition(np.array([0, 1, 2, 4, 7, 12, 20]))
+    lengths = partition.lengths
     masses = rng.random(6)
-    density = isotonic(masses, edges, increasing=increasing)
+    density = isotonic(masses, partition, increasing=increasing)
     steps = np.diff(density)
     assert (steps >= 0).all() if increasing else (steps <= 0).all()
     assert np.isclose((density * lengths).sum(), masses.sum())
-    again = isotonic(density * lengths, edges, increasing=increasing)
+    again = isotonic(density * lengths, partition, increasing=increasing)
     np.testing.assert_allclose(again, density)
 
 
@@ -98,8 +99,8 @@ def test_dynamic_programming_finds_the_cheapest_cut_of_all():
     for pieces in (1, 2, 3, 4):
         lengths = rng.integers(1, 5, size=11)
         masses = rng.random(11)
-        edges = np.concatenate(([0], np.cumsum(lengths)))
-        fit = fit_pieces(edges, masses, pieces, "l2", 1000, exact=True)
+        segments = Partition(np.concatenate(([0], np.cumsum(lengths))))
+        fit = fit_pieces(segments, masses, pieces, "l2", 1000, exact=True)
         assert len(fit.masses) <= pieces
         assert np.isclose(fit.cost, _all_cuts_cost(masses, lengths, pieces))
         assert np.isclose(fit.values().sum(), masses.sum())
@@ -112,5 +113,5 @@ def test_greedy_merging_finds_clear_pieces_in_a_large_domain(norm: str):
     p = np.repeat([0.1 / 1000, 0.5 / 4000, 0.3 / 500, 0.1 / 14_500], np.diff(cuts))
     n = 2_000_000
     frequencies = rng.multinomial(n, p) / n
-    fit = fit_pieces(np.arange(20_001), frequencies, 4, norm, n, exact=norm == "l2")
+    fit = fit_pieces(Partition.of_symbols(20_000), frequencies, 4, norm, n, exact=norm == "l2")
     assert np.abs(fit.values() - p).sum() < np.abs(frequencies - p).sum() / 6

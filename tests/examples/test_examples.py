@@ -1,4 +1,4 @@
-"""Every example runs, and the diff that the pages show is the real one."""
+"""Every example runs, and the diff on the pages is the real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run_example(worker: Worker, name: str, arguments: list[str]) -> str:
-    """What `torchrun` does, in a process that has its group already; returns what was printed."""
+    """Run an example as `torchrun` does, in a process that already has a group; returns its output."""
     dist.init_process_group = lambda *given, **named: None
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [name, *arguments]
@@ -43,7 +43,7 @@ def accuracy(text: str) -> float:
 
 
 def bytes_sent(text: str) -> int:
-    return int(re.search(r"([0-9,]+) bytes sent a step", text)[1].replace(",", ""))
+    return int(re.search(r"([0-9,]+) bytes sent per step", text)[1].replace(",", ""))
 
 
 def test_before_and_after_learn_the_same_with_fewer_bytes() -> None:
@@ -87,7 +87,7 @@ def test_text_under_torchrun_picks_its_method() -> None:
 
 
 def difference() -> list[str]:
-    """The lines of code that the second script has and the first has not; and the other way round."""
+    """The lines of code that only one of the two scripts has."""
     changed = [
         line for line in difflib.ndiff(_code("ddp_before.py"), _code("ddp_after.py")) if line[0] in "+-"
     ]
@@ -114,7 +114,7 @@ def test_the_diff_on_the_page_is_the_real_one(page: str) -> None:
     real = [line[2:].strip() for line in difference()]
     if page == "examples/README.md":
         assert added == real
-    else:  # the front page shows the idea: the same import, the same attach, and what the meter says
+    else:  # the front page shows the idea: the same import, the same attach, and the meter
         assert added[:2] == real[:2]
         assert len(added) == 3
         assert "session.meter.sent_bytes" in added[2]

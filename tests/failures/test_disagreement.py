@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import thinwire
+import thinwire.core.engine
 from tests.hosts.common import mlp, train, wrap
 from thinwire.net.launch import Worker, run_local
 
@@ -56,9 +57,7 @@ def disagree(worker: Worker) -> dict[str, str]:
         named = parameters(mine.get("shapes", A), mine.get("dtype", torch.float32))
         options = {key: mine[key] for key in ("seed", "dense_below", "lanes") if key in mine}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                thinwire.sessions.gradient, "__version__", mine.get("version", thinwire.__version__)
-            )
+            patch.setattr(thinwire.core.engine, "__version__", mine.get("version", thinwire.__version__))
             with pytest.raises(thinwire.DisagreementError) as caught:
                 thinwire.Session(named, mine.get("method", "topk"), **options)
         texts[name] = str(caught.value)

@@ -47,7 +47,7 @@ def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
                 hook.remove()
             there = model.module[layer].weight.grad.view(-1)[PLACE]
             assert not there.isfinite(), f"{label}: the mean is {there}"
-            if session.remembers:
+            if session.engine.remembers:
                 assert session.step == count, f"{label}: the step was counted"
             assert_same_memory(before, session.state_dict(), label)
         model.zero_grad()
@@ -78,7 +78,7 @@ def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
             mean = session.average(bad)
             label = f"{method}, {value}"
             assert not mean["2.weight"].view(-1)[PLACE].isfinite(), f"{label}: the mean is finite"
-            assert session.step == count or not session.remembers, f"{label}: the step was counted"
+            assert session.step == count or not session.engine.remembers, f"{label}: the step was counted"
             assert_same_memory(before, session.state_dict(), label)
         results[method] = flat(session.average(gradient).values())
         assert results[method].isfinite().all(), f"{method}: does not recover"

@@ -180,13 +180,13 @@ def test_decoding_by_tables_and_by_arithmetic_give_equal_bits(bits):
     for p, step in zip(packed, steps, strict=True):
         codes = np.stack([(p >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 1).ravel()
         expected += (codes.astype(np.float32) - np.float32(s)) * step
-    for tables in {False, _simd_codes._has_tables()}:
-        decode = _simd_codes.sum_decoded64(bits, tables)
+    for tables in {False, _simd_codes.has_tables()}:
+        decode = _simd_codes.sum_decoder(tables)
 
         @numba.njit
         def run(out, addresses, steps, decode=decode):
             for at in range(0, len(out), 64):
-                decode(out, at, addresses, at * bits // 8, steps, len(steps), np.float32(0.5))
+                decode(bits, out, at, addresses, at * bits // 8, steps, len(steps), np.float32(0.5))
 
         out = np.empty(n, np.float32)
         run(out, addresses, steps)

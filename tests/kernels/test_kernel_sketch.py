@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_inputs import FINITE_KINDS, SIZES, quick, reference, same, vector, vectors
 
 from thinwire import kernels
-from thinwire.kernels._sketch import MEDIAN_NETWORKS
+from thinwire.kernels.reference.sketch import MEDIAN_NETWORKS
 
 ROWS = st.sampled_from([1, 3, 5, 7])
 COLS = st.sampled_from([1, 5, 63, 64, 100, 2000])

@@ -66,7 +66,7 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         (("run", "--name", "nosuchlab", "--", "true"), "there is no lab 'nosuchlab'"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:
+def test_usage_errors_are_one_line_and_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
     assert expected in result.output

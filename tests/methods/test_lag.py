@@ -54,7 +54,7 @@ def test_the_sum_is_that_of_the_last_uploads_at_every_step_and_leads_to_the_mini
     x, problem = descend(cohort, 60)
     assert (x - problem.best).norm() < 0.02 * problem.best.norm()
     if not isinstance(method, LASG):  # which has nothing to compare here
-        assert any(Counts.of(state).uploads < 60 for state in states(cohort))
+        assert any(Counts.of(state.counts).uploads < 60 for state in states(cohort))
 
 
 @pytest.mark.parametrize("method", [LAG(xi=1.0), LAQ(bits=1, xi=0.5), SLAQ(bits=2, allowance=50.0)], ids=str)
@@ -89,7 +89,7 @@ def test_laq_with_32_bits_is_lag() -> None:
     for _ in range(40):
         (output, *_), (other, *_) = (cohort.average(problem.gradients(x)) for cohort in (lag, laq))
         assert same_bits(output["wide"], other["wide"])
-        skipped += sum(Counts.of(state).clock > 0 for state in states(laq))
+        skipped += sum(Counts.of(state.counts).silence > 0 for state in states(laq))
         x = x - 0.3 * output["wide"]
     assert skipped > 20
 
@@ -101,7 +101,7 @@ def test_nobody_is_silent_for_longer_than_max_skip(cls: type, limit: int) -> Non
     longest = 0
     for step in range(15):
         cohort.average(cohort.inputs(step))
-        longest = max(longest, *(Counts.of(state).clock for state in states(cohort)))
+        longest = max(longest, *(Counts.of(state.counts).silence for state in states(cohort)))
     assert longest == limit
 
 
@@ -153,7 +153,7 @@ def test_how_uploads_travel_follows_from_the_flags(size: int, news: list[int], o
     assert counted == operations
     assert error < 0.05, "a mean of numbers up to a hundred thousand"
     for rank, state in enumerate(states(cohort)):
-        assert (Counts.of(state).clock == 0) == (rank in news)
+        assert (Counts.of(state.counts).silence == 0) == (rank in news)
     assert all(same_bits(outputs[0][name], other[name]) for other in outputs for name in SHAPES)
 
 
@@ -305,7 +305,7 @@ def test_a_changed_learning_rate_is_taken_into_account() -> None:
             for session in sessions:
                 session.engine.end_step(kept)
         return sum(
-            Counts.of(next(iter(session.engine.states._live.values())).state).clock == 0
+            Counts.of(next(iter(session.engine.states._live.values())).state.counts).silence == 0
             for session in sessions
         )
 
@@ -362,14 +362,14 @@ def test_what_is_kept_follows_the_loss_scale(method: Exchange) -> None:
     def outputs(scales: list[float]) -> list[torch.Tensor]:
         cohort, scale, found = Cohort(method, 3, {"wide": (20, 30)}), Scale(), []
         for session in cohort.sessions:
-            session._scaler = scale
+            session.engine._scaler = scale
         problem, x = Quadratic(3), torch.zeros(20, 30)
         for value in scales:
             scale.value = value
             given = [{"wide": one["wide"] * value} for one in problem.gradients(x)]
             found.append(cohort.average(given)[0]["wide"] / value)
             x = x - 0.3 * found[-1]
-        return [*found, torch.tensor([float(Counts.of(state).uploads) for state in states(cohort)])]
+        return [*found, torch.tensor([float(Counts.of(state.counts).uploads) for state in states(cohort)])]
 
     plain, scaled = outputs([1.0] * 20), outputs([1.0] * 5 + [1024.0] * 7 + [256.0] * 8)
     assert torch.equal(plain[-1], scaled[-1]), "the same uploads"

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from tests.convex.problems import squares
 from tests.hosts.common import loaded_together
-from tests.optimize.problems import squares
 from thinwire.convex import Descent, Objective, lazy_gd_on_this_rank
 from thinwire.methods.families.lazy import Counts
 from thinwire.net.launch import Worker, run_local, start_local
@@ -46,7 +46,7 @@ def carried(worker: Worker, methods: tuple[str, ...], steps: int) -> dict[str, d
         assert before is not None
         assert after is not None
         state = next(iter(session.engine.states._live.values()), None)
-        uploads = steps + 1 if state is None else Counts.of(state.state).uploads
+        uploads = steps + 1 if state is None else Counts.of(state.state.counts).uploads
         found[method] = {
             "kernel": after.sent - before.sent,
             "metered": session.meter.sent_bytes - sent,

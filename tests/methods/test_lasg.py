@@ -57,7 +57,9 @@ def test_the_second_gradient_is_that_of_the_old_parameters_and_disturbs_nothing(
     assert all(parameter.grad is None for parameter in model.parameters())
     loss(model, 0, 0).backward()
     for name, parameter in model.named_parameters():
-        assert torch.equal(session._stale[name], parameter.grad), "before the first upload: the same gradient"
+        assert torch.equal(session.engine._stale[name], parameter.grad), (
+            "before the first upload: the same gradient"
+        )
 
 
 def step(
@@ -83,7 +85,7 @@ def step(
 
 
 def uploads(session: Session) -> int:
-    return Counts.of(next(iter(session.engine.states._live.values())).state).uploads
+    return Counts.of(next(iter(session.engine.states._live.values())).state.counts).uploads
 
 
 def run(method: LASG, steps: int, compare: bool) -> tuple[list[Session], list[nn.Module]]:

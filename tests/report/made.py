@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from thinwire.tools.compare.records import Evaluation, Record, Records, Run, Setting, Step
+from msgspec.structs import replace
 
-LAYERS: list[tuple[str, list[int]]] = [
-    ("0.weight", [1024, 784]),
-    ("0.bias", [1024]),
-    ("2.weight", [1024, 1024]),
-    ("2.bias", [1024]),
-    ("4.weight", [10, 1024]),
-    ("4.bias", [10]),
-]
+from thinwire.tools.compare.records import Evaluation, Records, Run, Setting, Step, finite
+
+LAYERS = {
+    "0.weight": (1024, 784),
+    "0.bias": (1024,),
+    "2.weight": (1024, 1024),
+    "2.bias": (1024,),
+    "4.weight": (10, 1024),
+    "4.bias": (10,),
+}
+COMPUTE = 0.035
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ def setting(**changes: object) -> Setting:
         command="thinwire compare --model mlp --data mnist:DATA --link lab:100mbit --target-accuracy 0.97",
         thinwire="0.1.0",
         model="mlp 784-1024-1024-10",
-        data="mnist",
-        parameters=sum(math.prod(shape) for _, shape in LAYERS),
+        hidden=(),
+        data="mnist:DATA",
+        parameters=sum(math.prod(shape) for shape in LAYERS.values()),
         layers=LAYERS,
         workers=4,
         link="100mbit",
@@ -59,10 +63,10 @@ def setting(**changes: object) -> Setting:
         learning_rate=0.1,
         optimizer="sgd",
         steps=240,
+        evaluate_every=10,
         seeds=1,
         measure="accuracy",
         target=0.97,
-        compute=0.035,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -77,10 +81,6 @@ def made(entrants: tuple[Entrant, ...] = HANDFUL, *, interface: bool = False, **
         for seed in range(common.seeds):
             _run(entrant, seed, common, steps, tests, runs, interface)
     return Records(common, steps, tests, runs)
-
-
-def lines(records: Records) -> list[Record]:
-    return [records.setting, *records.steps, *records.evaluations, *records.runs]
 
 
 def _run(
@@ -105,7 +105,7 @@ def _run(
     loss = 2.3
     for step in range(1, common.steps + 1):
         done = step
-        taken.append((common.compute + one.work + wire) * rng.uniform(0.97, 1.06))
+        taken.append((COMPUTE + one.work + wire) * rng.uniform(0.97, 1.06))
         clock += taken[-1]
         sent = int(sent_a_step * step)
         progress = step / one.slower
@@ -113,11 +113,12 @@ def _run(
         value = one.ceiling - 0.88 * math.exp(-((progress / 9) ** 0.55))
         if one.fails_at is not None and step >= one.fails_at:
             loss, failed = math.nan, f"diverged: the loss is not a finite number at step {step}"
-        steps.append(Step(one.method, seed, step, loss * rng.uniform(0.75, 1.3), clock, sent, sent))
+        steps.append(Step(one.method, seed, step, finite(loss * rng.uniform(0.75, 1.3)), clock, sent, sent))
         if step % 10 == 0 or step == common.steps or failed:
             value += rng.gauss(0, 0.002)
+            perplexity = 1e300 if failed else math.exp(loss * 1.05)
             tests.append(
-                Evaluation(one.method, seed, step, clock, sent, loss * 1.05, value, math.exp(loss * 1.05))
+                Evaluation(one.method, seed, step, clock, sent, finite(loss * 1.05), value, perplexity)
             )
             if common.target is not None and common.measure == "accuracy" and value >= common.target:
                 reached = (step, clock, sent)
@@ -125,28 +126,30 @@ def _run(
         if failed:
             break
     total = int(sent_a_step * done)
+    names = ("target_step", "target_seconds", "target_sent")
     runs.append(
         Run(
-            one.method,
-            seed,
-            done,
-            loss,
-            value,
-            math.exp(loss),
-            clock,
-            sorted(taken)[len(taken) // 2],
-            common.compute,
-            one.work,
-            wire,
-            total,
-            total,
-            float(one.rounds),
-            payload,
-            *(reached or (None, None, None)),
+            method=one.method,
+            seed=seed,
+            steps=done,
+            loss=finite(loss),
+            accuracy=value,
+            perplexity=1e300 if failed else math.exp(loss),
+            seconds=clock,
+            step_seconds=sorted(taken)[len(taken) // 2],
+            compute_seconds=COMPUTE,
+            compress_seconds=one.work,
+            wait_seconds=wire,
+            sent=total,
+            received=total,
+            rounds=float(one.rounds),
+            payload=payload,
             layers={
-                name: 4 * math.prod(shape) * (one.share if len(shape) > 1 else 1.0) for name, shape in LAYERS
+                name: 4 * math.prod(shape) * (one.share if len(shape) > 1 else 1.0)
+                for name, shape in LAYERS.items()
             },
             interface_sent=int(total * rng.uniform(1.02, 1.05)) if interface else None,
             failed=failed,
+            **dict(zip(names, reached or (None,) * 3, strict=True)),
         )
     )

@@ -15,12 +15,13 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from tests.report.made import HANDFUL, Entrant, lines, made
+from tests.report.made import HANDFUL, Entrant, made
 from thinwire.errors import ConfigError
 from thinwire.tools import report
 from thinwire.tools.cli import app
-from thinwire.tools.compare.records import Records, to_line, write
+from thinwire.tools.compare.records import Records, to_lines, write
 from thinwire.tools.report import comparison, page
+from thinwire.tools.report.figures import lines
 from thinwire.tools.report.forecast import Forecast, forecast
 from thinwire.tools.report.palette import styles
 from thinwire.tools.report.picture import svg
@@ -83,7 +84,8 @@ def test_the_page_asks_for_nothing_from_elsewhere(text: str) -> None:
 
 def test_plotly_is_there_once(text: str) -> None:
     assert len(re.findall(r"\* plotly\.js v", text)) == 1
-    without = page.render("Words", [page.Section("", [page.Text("nothing to plot")])])
+    without = comparison.build(Records(made().setting), predict=False)
+    assert "no runs in the records" in without
     assert "plotly.js v" not in without
 
 
@@ -98,14 +100,19 @@ def test_every_plot_is_one_that_plotly_accepts(text: str) -> None:
 
 
 def test_all_views_of_the_curves_have_data(text: str) -> None:
-    views = specs(text)[0]["views"]
-    assert set(views["views"]) == {
-        f"{y}|{x}" for y in ("accuracy", "test", "train") for x in ("seconds", "sent", "step")
-    }
-    for view in views["views"].values():
-        for trace in view["traces"]:
-            assert len(views["arrays"][trace["x"]]) == len(views["arrays"][trace["y"]])
-        assert sum(len(views["arrays"][trace["x"]]) for trace in view["traces"]) > 100
+    from plotly.graph_objects import Figure
+
+    spec = specs(text)[0]
+    views = spec["views"]
+    assert [choice["key"] for choice in views["y"]] == ["accuracy", "test loss", "training loss"]
+    assert [choice["key"] for choice in views["x"]] == ["seconds", "sent", "step"]
+    for y in views["y"]:
+        traces = views["columns"][y["key"]]
+        assert len(traces) == len(spec["figure"]["data"])
+        for x in views["x"]:
+            Figure({"data": [], "layout": {**x["layout"], **y["layout"]}})
+            assert all(len(trace[x["key"]]) == len(trace["y"]) for trace in traces)
+            assert sum(len(trace[x["key"]]) for trace in traces) > 100
 
 
 def test_failed_runs_are_shown_as_failed(text: str) -> None:
@@ -135,12 +142,11 @@ def test_the_records_are_inside(text: str) -> None:
     found = read(text)
     kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
     packed = found.scripts[kinds.index("application/gzip")]
-    inside = gzip.decompress(base64.b64decode(packed)).decode().splitlines()
-    assert inside == [to_line(record) for record in lines(records)]
+    assert gzip.decompress(base64.b64decode(packed)) == to_lines(records)
 
 
 def test_not_a_number_does_not_break_the_page() -> None:
-    assert json.loads(page.as_text({"a": [float("nan"), float("inf"), 1.0]})) == {"a": [None, None, 1.0]}
+    assert json.loads(page.as_json({"a": [float("nan"), float("inf"), 1.0]})) == {"a": [None, None, 1.0]}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +156,7 @@ def test_not_a_number_does_not_break_the_page() -> None:
         made((BROKEN,)),
         made(measure="perplexity", target=None),
         made(bandwidth=None, link="none", target=None),
-        Records(made().setting, [], [], []),
+        Records(made().setting),
         Records(made().setting, [], [], made().runs),
         made(interface=True),
     ],
@@ -164,7 +170,7 @@ def test_reports_of_unusual_records(records: Records) -> None:
 
 def test_predictions_are_in_the_report() -> None:
     chosen = (HANDFUL[0], HANDFUL[1], Entrant("pytorch-powersgd", 0.02, 0.0))
-    records = made(chosen, layers=[("weight", [64, 64])])
+    records = made(chosen, layers={"weight": (64, 64)})
     summaries = summarise(records)
     found = forecast(records, summaries)
     assert list(found.missing) == ["pytorch-powersgd"]
@@ -172,17 +178,16 @@ def test_predictions_are_in_the_report() -> None:
     assert list(dense.by_bandwidth) == sorted(dense.by_bandwidth, reverse=True)
     assert fp16.by_bandwidth[0] < dense.by_bandwidth[0]
     assert dense.by_workers[-1] > dense.by_workers[0]
-    sections = comparison.sections(records, summaries, found)
-    text = page.render("t", sections)
+    text = comparison.render(records, summaries, found)
     assert "Not predicted: pytorch-powersgd" in read(text).text
     assert "faster than dense below" in read(text).text
-    empty = comparison.sections(records, summaries, Forecast((), {"dense": "because"}))
-    assert "These methods cannot be predicted." in read(page.render("t", empty)).text
+    empty = comparison.render(records, summaries, Forecast((), {"dense": "because"}))
+    assert "These methods cannot be predicted." in read(empty).text
 
 
 def test_predictions_scale_with_the_recorded_work() -> None:
-    one = made((Entrant("fp16", 0.03, 0.2),), layers=[("weight", [64, 64])])
-    other = made((Entrant("fp16", 0.03, 0.4),), layers=[("weight", [64, 64])])
+    one = made((Entrant("fp16", 0.03, 0.2),), layers={"weight": (64, 64)})
+    other = made((Entrant("fp16", 0.03, 0.4),), layers={"weight": (64, 64)})
     fast, slow = (forecast(each, summarise(each)).predictions[0].by_bandwidth[-1] for each in (one, other))
     assert slow - fast == pytest.approx(0.2, rel=0.05)
 
@@ -201,7 +206,7 @@ def test_the_picture_names_every_method(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    write(tmp_path / "records.jsonl", lines(made()))
+    write(tmp_path / "records.jsonl", made())
     out, picture = tmp_path / "a" / "page.html", tmp_path / "picture.svg"
     options = ["--out", str(out), "--picture", str(picture), "--no-predict"]
     result = CliRunner().invoke(app, ["report", str(tmp_path), *options])
@@ -215,7 +220,11 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(None, "there is no file"), ("{}\n", "line 1: records are"), ("", "not the records of one comparison")],
+    [
+        (None, "there is no file"),
+        ("{}\n", "line 1: Object missing required field `kind`"),
+        ("", "not the records of one comparison"),
+    ],
 )
 def test_the_command_refuses_other_files(tmp_path: Path, content: str | None, expected: str) -> None:
     path = tmp_path / "records.jsonl"
@@ -228,14 +237,11 @@ def test_the_command_refuses_other_files(tmp_path: Path, content: str | None, ex
 
 
 def test_reproductions_use_the_same_pages(tmp_path: Path) -> None:
-    from plotly.graph_objects import Figure
-
     from reproductions.base import Claim, Outcome
     from reproductions.page import write_plots
 
-    outcome = Outcome(
-        [Claim("it works", "yes", EVIL, True)], figures={"A <plot>": Figure({"data": [{"y": [1, 2]}]})}
-    )
+    plot = lines({"line": ([0, 1], [1, 2])}, "x", "y")
+    outcome = Outcome([Claim("it works", "yes", EVIL, True)], figures={"A <plot>": plot})
     outcome.table("T", ("a", "b"), [("1", "2")])
     outcome.notes.append("a note")
     path = tmp_path / "plots.html"

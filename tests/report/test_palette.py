@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from thinwire.tools.report.page import shape
-from thinwire.tools.report.palette import BASELINE, COLOURS, FAINT, INK, MARKERS, styles
+from thinwire.tools.report.palette import BASELINE, COLOURS, FAINT, INK, MARKERS, Style, styles
 
 # Machado, Oliveira and Fernandes 2009, complete deficiency, on linear RGB.
 VISION = {
@@ -63,6 +62,6 @@ def test_methods_differ_in_more_than_colour() -> None:
 
 
 def test_every_marker_can_be_drawn() -> None:
-    drawn = {shape(marker, 10, 10, 5) for marker in MARKERS}
+    drawn = {Style(INK, "solid", marker).outline(10, 10, 5) for marker in MARKERS}
     assert len(drawn) == len(MARKERS)
     assert all(path.startswith("M") and path.endswith("Z") for path in drawn)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.report.made import HANDFUL, Entrant, made
 from thinwire.tools.compare.records import Records
@@ -44,9 +44,9 @@ def test_the_winner_is_the_first_at_the_target() -> None:
     fastest = min(seconds for seconds in times.values() if seconds is not None)
     assert times[best.method] == fastest
     assert gain == pytest.approx((times["dense"] or math.nan) / fastest)
-    said = words.verdict(summaries, records.setting)
+    said = words.conclusion(summaries, records.setting)
     assert said.startswith("powersgd(rank=2) was first to 97\u00a0%")
-    assert words.numbers.times(gain or 0) in said
+    assert words.units.times(gain or 0) in said
 
 
 def test_a_seed_that_fails_or_misses_the_target_cannot_win() -> None:
@@ -83,13 +83,13 @@ def test_without_a_target_only_those_as_good_as_the_baseline_can_win() -> None:
 def test_a_baseline_that_wins_is_called_the_winner() -> None:
     slow = Entrant("topk(ratio=0.01)", 1.0, 0.5)
     records = made((HANDFUL[0], slow), target=None)
-    assert "none of the others is better" in words.verdict(summarise(records), records.setting)
+    assert "none of the others is better" in words.conclusion(summarise(records), records.setting)
 
 
 def test_nobody_at_the_target() -> None:
     records = made(target=0.9999)
     assert winner(summarise(records), records.setting) is None
-    assert words.verdict(summarise(records), records.setting).startswith("No method reached")
+    assert words.conclusion(summarise(records), records.setting).startswith("No method reached")
 
 
 def test_bytes_that_nobody_counted_are_no_zeros() -> None:
@@ -111,16 +111,16 @@ def test_curves_are_thinned_and_keep_both_ends() -> None:
 def test_curves_of_failed_runs_end_where_they_failed() -> None:
     records = made((*HANDFUL[:1], Entrant("randomblock(ratio=0.1)", 0.1, 0.001, fails_at=37)))
     curve = evaluations(records, "randomblock(ratio=0.1)", "accuracy")
-    assert curve.broken
+    assert curve.failed
     assert curve.points[-1].step == 37
     loss = training_loss(records, "randomblock(ratio=0.1)")
     assert all(math.isfinite(point.value) for point in loss.points)
-    assert not evaluations(records, "dense", "accuracy").broken
+    assert not evaluations(records, "dense", "accuracy").failed
 
 
 def test_no_point_is_a_mean_of_fewer_seeds() -> None:
     records = made(HANDFUL[:1], seeds=2)
-    cut = [each for each in records.evaluations if each.engine.seed == 0 or each.step <= 50]
+    cut = [each for each in records.evaluations if each.seed == 0 or each.step <= 50]
     curve = evaluations(Records(records.setting, records.steps, cut, records.runs), "dense", "accuracy")
     assert curve.points[-1].step == 50
 

@@ -10,16 +10,16 @@ import torch
 
 from reproductions import sparse
 from reproductions.a2sgd import PUBLISHED, Watched
-from reproductions.asylpg import bits_an_entry, bits_to, published
-from reproductions.asylpg_runs import ALGORITHMS, FULL
+from reproductions.asylpg import published
+from reproductions.asylpg_runs import ALGORITHMS, FULL, History
 from reproductions.base import Claim, Outcome
 from reproductions.cohort import Recipe
 from reproductions.page import markdown
 from reproductions.picture import MOST_POINTS, svg
-from reproductions.plots import lines
 from reproductions.pqasgd import COARSE, FINE, quantiser_loss, slope
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
+from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads.data import digits
 
 RECIPE = Recipe("mlp", workers=2, steps=20, batch=8, hidden=(32,), learning_rate=0.05)
@@ -35,20 +35,20 @@ def test_hamming_distance_of_the_largest_entries() -> None:
 
 def test_workers_with_the_same_batches_are_alike() -> None:
     found = similarity("scalecom(ratio=0.05)", RECIPE, digits())
-    assert len(found["steps"]) == len(found["memories"]) == 19
-    assert all(0 <= value <= 1 for value in found["workers"] + found["leader"])
+    assert len(found.steps) == len(found.memories) == 19
+    assert all(0 <= value <= 1 for value in found.workers + found.leader)
     alone = similarity("scalecom(ratio=0.05)", replace(RECIPE, batch=1437 * 8), digits())
-    assert max(alone["memories"]) < 0.1 < min(found["gradients"])
+    assert max(alone.memories) < 0.1 < min(found.gradients)
 
 
 def test_a_large_table_finds_all_and_a_small_one_does_not() -> None:
     recipe = replace(RECIPE, hidden=(256,))
     large = recall("sketched(k=20, cols=40000, rows=5)", recipe, digits())
     small = recall("sketched(k=20, cols=64, rows=5)", recipe, digits())
-    assert large["found"] > 0.95
-    assert large["kept"] == pytest.approx(1, abs=0.02)
-    assert small["found"] < 0.8 * large["found"]
-    assert small["kept"] < large["kept"]
+    assert large.found > 0.95
+    assert large.kept == pytest.approx(1, abs=0.02)
+    assert small.found < 0.8 * large.found
+    assert small.kept < large.kept
 
 
 def test_two_means_leave_most_of_the_way_to_the_mean() -> None:
@@ -72,17 +72,16 @@ def test_quantisers_lose_what_is_said_of_them() -> None:
 
 
 def test_bits_of_a_run() -> None:
-    run = {"objective": [1.0, 0.5, 0.1], "bits_down": [0, 800, 2000], "bits_up": [0, 400, 800]}
-    assert bits_an_entry(run, 10, 20) == [(4.0, 2.0), (6.0, 2.0)]
-    assert bits_to(run, 0.5) == 1200
-    assert bits_to(run, 0.01) is None
+    run = History([1.0, 0.5, 0.1], [0, 800, 2000], [0, 400, 800])
+    assert run.bits_per_entry(10, 20) == [(4.0, 2.0), (6.0, 2.0)]
+    assert run.bits_to(0.5) == 1200
+    assert run.bits_to(0.01) is None
     assert all(published(label)[0] > 1 for label in ALGORITHMS if label != FULL)
 
 
 def test_effects_are_differences_of_pairs() -> None:
     found = {
-        cell: {"accuracy": 0.5 + 0.1 * cell.feedback - 0.02 * cell.whole}
-        for cell in sparse.cells(momenta=(False, True))
+        cell: 0.5 + 0.1 * cell.feedback - 0.02 * cell.whole for cell in sparse.cells(momenta=(False, True))
     }
     effects = sparse._effects(found)
     for rule in sparse.RULES:

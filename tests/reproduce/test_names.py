@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from reproductions import find, names
+from reproductions import NAMES, find
 from reproductions.method_pages import write_pages
 from thinwire.tools.catalogue.descriptions import all_methods
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NAMES)
 def test_methods_exist(name: str) -> None:
     assert set(find(name).methods) <= {one.name for one in all_methods()}
 

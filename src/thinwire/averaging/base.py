@@ -21,15 +21,15 @@ MOMENTA = ("keep", "reset", "average")
 class Outer:
     """The step that the common model takes along the mean of `anchor - params`.
 
-    v <- mu v + g,  anchor <- anchor - lr (g + mu v): Nesterov; with lr = 1 and mu = 0 the mean of the
-    replicas themselves.
+    v <- mu v + g,  anchor <- anchor - lr (g + mu v) (Nesterov). With lr = 1 and mu = 0 this is the mean of
+    the replicas.
     """
 
     lr: float = 1.0
     momentum: float = 0.0
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, velocity: torch.Tensor | None) -> None:
-        """In place, from numbers that are equal on all ranks: so is the result."""
+        """Update the anchor in place. The inputs are equal on all ranks, and so is the result."""
         if velocity is not None:
             velocity.mul_(self.momentum).add_(mean)
             mean = mean.add(velocity, alpha=self.momentum)
@@ -38,17 +38,17 @@ class Outer:
 
 @dataclass(frozen=True)
 class ScheduleBase(Configured, ABC):
-    """What a schedule says of itself; apart from `Schedule` so that a method's own options come first."""
+    """The interface of a schedule; separate from `Schedule` so that a method's own options come first."""
 
     @property
     @abstractmethod
     def inner(self) -> Exchange:
-        """What `anchor - params` goes through."""
+        """The exchange for `anchor - params`."""
 
     @property
     @abstractmethod
     def period(self) -> int:
-        """Steps of a cycle, in which every coordinate is averaged once."""
+        """Steps per cycle; in a cycle every coordinate is averaged once."""
 
     @property
     def outer(self) -> Outer:
@@ -56,7 +56,7 @@ class ScheduleBase(Configured, ABC):
 
     @property
     def whole_tensors(self) -> bool:
-        """Whether a fragment consists of whole tensors; otherwise of equally many coordinates."""
+        """Whether fragments consist of whole tensors; if not, they have equally many coordinates."""
         return True
 
     @property
@@ -65,45 +65,45 @@ class ScheduleBase(Configured, ABC):
 
     @property
     def delay(self) -> int:
-        """The result of a sync round is applied so many steps after it began."""
+        """The number of steps between the start of a sync round and applying its result."""
         return 0
 
     @property
     def blend_share(self) -> float:
-        """How much of a rank's own parameters stays when a result is applied later."""
+        """The share of its own parameters that a rank keeps when a result is applied later."""
         return 0.0
 
     def cycle_steps(self, cycle: int) -> int:
-        """Steps of cycle number `cycle`, counted from the end of the warm-up."""
+        """Steps of cycle number `cycle`; cycles are counted from the end of the warm-up."""
         del cycle
         return self.period
 
     def fragment_order(self, cycle: int, seed: int) -> list[int]:
-        """In which order the fragments of a cycle are synchronised."""
+        """The order in which the fragments of a cycle are synchronised."""
         del cycle, seed
         return list(range(self.fragment_count))
 
 
 def _aside(default: Any) -> Any:
-    """An option that is named in the method string only where it differs from its default."""
+    """An option that appears in the method string only if it differs from its default."""
     return field(default=default, metadata={"main": False})
 
 
 @dataclass(frozen=True)
 class Schedule(ScheduleBase):
-    """A frozen configuration: every rank trains by itself, and after some steps the replicas synchronise.
+    """A frozen configuration: every rank trains by itself, with a sync round every few steps.
 
     In a sync round `anchor - params` goes through an exchange, the anchor (the last common model) takes
     the outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
 
     Options of all schedules:
 
-    warmup: synchronise after every one of the first so many steps.
-    momentum: what becomes of the optimizer's state (momentum, second moments) in a sync round: "keep" leaves
-        it to each rank, "reset" forgets it, "average" costs a dense mean of it.
-    buffers: average floating-point buffers (batch-norm statistics) as well, once a cycle.
-    anchor: "device" keeps the last common model beside the parameters, "cpu" in main memory; in float32
-        (float64 for float64 parameters) either way.
+    warmup: the number of steps at the start with a sync round after each.
+    momentum: the optimizer's state (momentum, second moments) in a sync round: "keep" leaves it to each rank,
+        "reset" clears it, "average" averages it, which costs a dense mean.
+    buffers: average floating-point buffers (batch-norm statistics) as well, once per cycle.
+    anchor: "device" keeps the last common model on the device of the parameters, "cpu" in main memory; in
+        float32 (float64 for float64 parameters) either way.
     """
 
     warmup: int = _aside(0)
@@ -112,7 +112,7 @@ class Schedule(ScheduleBase):
     anchor: Literal["device", "cpu"] = _aside("device")
 
     def __post_init__(self) -> None:
-        checks.at_least(self.name, "warmup", self.warmup, 0)
+        checks.whole(self.name, "warmup", self.warmup, 0)
         checks.one_of(self.name, "momentum", self.momentum, MOMENTA)
         checks.flag(self.name, "buffers", self.buffers)
         checks.one_of(self.name, "anchor", self.anchor, ("device", "cpu"))
@@ -133,14 +133,14 @@ class Schedule(ScheduleBase):
 class PeriodOptions(Schedule):
     """Options of the schedules with a period:
 
-    grow: every cycle is so many times as long as the one before.
-    longest: but never longer than this.
-    fragments: cut the model into so many sets of tensors that are synchronised one after the other, evenly
+    grow: every cycle is this many times as long as the one before.
+    longest: the limit of this growth, in steps.
+    fragments: cut the model into this many sets of tensors. They are synchronised one after the other, evenly
         spread over the cycle, instead of all at its end.
-    overlap: apply a result so many steps after it was asked for; the steps in between go on beside the
+    overlap: apply a result this many steps after its sync round began; the steps in between overlap with the
         communication. None: 1 with several fragments, otherwise 0.
-    blend: the share of its own parameters that a rank keeps when a result is applied later; with 0 the
-        replicas are equal then, and what the steps in between have done to the fragment is dropped.
+    blend: the share of its own parameters that a rank keeps when a result is applied later. With 0 the
+        replicas are equal then, and the local steps taken in between are discarded for the fragment.
     """
 
     grow: float = _aside(1.0)
@@ -151,24 +151,24 @@ class PeriodOptions(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least(self.name, "every", self.period, 1)
+        checks.whole(self.name, "every", self.period, 1)
         checks.positive(self.name, "grow", self.grow)
         if self.grow < 1:
             raise ConfigError(f"{self.name}: grow must be 1 or more, not {self.grow!r}")
         if self.longest is not None:
-            checks.at_least(self.name, "longest", self.longest, self.period)
+            checks.whole(self.name, "longest", self.longest, self.period)
         elif self.grow > 1:
             raise ConfigError(
                 f"{self.name}: with grow={self.grow!r} cycles get longer without end; give longest"
             )
-        checks.at_least(self.name, "fragments", self.fragments, 1)
+        checks.whole(self.name, "fragments", self.fragments, 1)
         if self.fragments > self.period:
             raise ConfigError(
                 f"{self.name}: {self.fragments} fragments cannot be synchronised one by one in a cycle "
                 f"of every={self.period} steps"
             )
         if self.overlap is not None:
-            checks.at_least(self.name, "overlap", self.overlap, 0)
+            checks.whole(self.name, "overlap", self.overlap, 0)
         if self.delay and self.delay >= self.period:
             raise ConfigError(
                 f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "

@@ -31,12 +31,12 @@ class Clock:
 
     @property
     def steps(self) -> int:
-        """Of the cycle that is under way."""
+        """The length of the current cycle."""
         return 1 if self.warming_up else self._schedule.cycle_steps(self.cycle)
 
     @property
     def delay(self) -> int:
-        """After how many steps a result of this cycle is applied."""
+        """The number of steps after which a result of this cycle is applied."""
         return min(self._schedule.delay, self.steps - 1)
 
     @property
@@ -45,7 +45,7 @@ class Clock:
         return self.synced == self.step
 
     def tick(self) -> tuple[list[int], int, bool]:
-        """One more step: the fragments to synchronise now, their delay, whether the cycle ends."""
+        """Count a step. Returns the fragments to synchronise now, their delay, and whether the cycle ends."""
         self.step += 1
         offset, steps, delay = self.step - self.start, self.steps, self.delay
         count = self._schedule.fragment_count

@@ -1,4 +1,4 @@
-"""DiLoCo: an outer optimizer along what many local steps have done."""
+"""DiLoCo: an outer optimizer on top of many local steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _OuterOptions(EveryOption):
 
 @dataclass(frozen=True)
 class DiLoCo(PeriodOptions, _OuterOptions):
-    """Many local steps, then one step of Nesterov's momentum for the common model.
+    """Many local steps, then one Nesterov step of the common model.
 
     With z the last common model, after `every` local steps (AdamW in the paper)
     g = (1/W) sum_l (z - x_l);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
@@ -41,7 +41,7 @@ class DiLoCo(PeriodOptions, _OuterOptions):
 
     Differences from the papers: fragments are runs of neighbouring tensors instead of every n-th layer; by
     default a late result replaces a rank's parameters (`blend=0.5` mixes them, as the paper does); for few
-    bits on the wire take `periodic(exchange="qsgd(bits=4)", outer_lr=0.7, outer_momentum=0.9)`.
+    bits on the wire take `periodic(exchange=qsgd(bits=4), outer_lr=0.7, outer_momentum=0.9)`.
     """
 
     name = "diloco"

@@ -1,4 +1,4 @@
-"""The model in fragments: stretches of memory that are synchronised together, each with its anchor."""
+"""The model in fragments: tensors that are synchronised together, with their anchors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Piece:
         return tuple(self.parameter.shape) if self.whole else (self.stop - self.start,)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same stretch of a tensor that is shaped like the parameter; a view of it if it is cut."""
+        """The same stretch of a tensor with the shape of the parameter; a view of it if it is cut."""
         return tensor.detach() if self.whole else tensor.detach().view(-1)[self.start : self.stop]
 
 
@@ -60,7 +60,7 @@ class Block:
             piece.of(piece.parameter).copy_(values.view(piece.shape))
 
     def set_anchor(self) -> None:
-        """The parameters as they are become the anchor; they must be equal on all ranks."""
+        """Make the current parameters the anchor; they must be equal on all ranks."""
         self.anchor.copy_(self.read())
 
     def change(self) -> torch.Tensor:
@@ -68,7 +68,7 @@ class Block:
         return self.read().neg_().add_(self.anchor.to(self.layout.device))
 
     def apply(self, mean: torch.Tensor, outer: Outer, blend: float) -> None:
-        """The outer step, and the parameters set to its result (but for `blend` of them)."""
+        """Take the outer step, and set the parameters to its result (except for the share `blend`)."""
         outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
         if blend:
             own = self.read()
@@ -79,7 +79,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Fragment:
-    """What is synchronised in one sync round."""
+    """The part of the model that one sync round synchronises."""
 
     blocks: tuple[Block, ...]
 
@@ -93,7 +93,7 @@ class Fragment:
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which precision differences and anchors are kept."""
+    """The precision of differences and anchors."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""Local SGD: the mean of the replicas from time to time."""
+"""Local SGD: the mean of the replicas every few steps."""
 
 from __future__ import annotations
 

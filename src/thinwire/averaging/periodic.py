@@ -1,4 +1,4 @@
-"""Any exchange, from time to time, with any outer step."""
+"""Any exchange every few steps, with any outer step."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class _PeriodicOptions(EveryOption):
 
 @dataclass(frozen=True)
 class Periodic(PeriodOptions, _PeriodicOptions):
-    """The general form: any exchange every few steps, and any outer step along the mean it gives.
+    """The general form: any exchange every few steps, and any outer step along its mean.
 
     With z the last common model, after `every` local steps
     g = exchange of (z - x_i);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
-    What the exchange remembers (residuals) is kept from one sync round to the next.
+    Residuals of the exchange are kept from one sync round to the next.
 
     Args:
         every: optimizer steps between two sync rounds.
-        exchange: the method that `z - x_i` goes through.
+        exchange: the method that averages `z - x_i`.
         outer_lr, outer_momentum: lr and mu above; 1 and 0 give the mean itself.
         warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
             see docs/periodic.md.

@@ -42,7 +42,7 @@ class PQASGD(PeriodOptions, _QuantiserOptions):
 
     Differences from the paper: max-norm scaling by default, which at few bits has far less noise; from five
     ranks on the mean is formed in two shots, which quantises a second time (`reduce="gather"` does not);
-    small tensors travel dense.
+    small tensors are sent dense.
     """
 
     name = "pqasgd"

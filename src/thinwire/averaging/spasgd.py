@@ -26,14 +26,14 @@ class SPASGD(Schedule, _GroupOptions):
 
     The coordinates are cut into p groups S_0 ... S_{p-1} of equal size. In step j
     y_i = x_i - gamma g_i(x_i);  x_i[S] = (1/W) sum_l y_l[S] with S = S_{j mod p};  x_i = y_i elsewhere.
-    The mean of the replicas moves exactly as with full communication; 1/p of the bytes travels.
+    The mean of the replicas moves exactly as with full communication; only 1/p of the bytes is sent.
 
     Args:
         groups: p.
         order: "cyclic" takes the groups in turn; "shuffled" in another order in every round of p steps, so
             that a coordinate waits for at most 2 p - 1 steps.
         warmup, momentum, buffers, anchor: as for all schedules, see docs/periodic.md; "reset" is refused,
-            because an optimizer's memory cannot be reset for a part of a tensor.
+            because an optimizer's state cannot be reset for a part of a tensor.
 
     Example:
         >>> from thinwire.averaging import SPASGD
@@ -41,8 +41,8 @@ class SPASGD(Schedule, _GroupOptions):
         'spasgd(groups=16)'
 
     Differences from the paper: the analysis asks only that every coordinate be averaged within p steps;
-    equal contiguous groups are our choice. The last common values are kept (4 bytes a parameter), so that a
-    mean that is not finite can be dropped.
+    equal contiguous groups are our choice. The last common values are kept (4 bytes per parameter), so that a
+    sync round with a non-finite mean can be aborted.
     """
 
     name = "spasgd"
@@ -55,7 +55,7 @@ class SPASGD(Schedule, _GroupOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least(self.name, "groups", self.groups, 1)
+        checks.whole(self.name, "groups", self.groups, 1)
         checks.one_of(self.name, "order", self.order, ("cyclic", "shuffled"))
         if self.momentum == "reset":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""One sync round of the replicas: what travels, as a coroutine, and what is done with the result."""
+"""One sync round: the coroutine that averages, and what is done with the result."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from thinwire.errors import DisagreementError
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
-# What ranks compare first: the step, the sync round's number, which fragments, and a mark of the rest.
+# The ranks compare first: the step, the number of the sync round, the fragments, and a mark of the rest.
 NOTE_BYTES = 4 * 8
 _MARK = mark_of("thinwire sync round")
 
 
 @dataclass
 class SyncRound:
-    """What is synchronised (fragments, and dense tensors with them), and what has come of it.
+    """The fragments and dense tensors of a sync round, and its results.
 
-    `changes` hold `anchor - params` first and their mean afterwards; `dense` are copies of buffers and of
-    the optimizer's state, likewise.
+    `changes` first hold `anchor - params`, then their mean. `dense` first holds copies of buffers and of the
+    optimizer's state, then their mean.
     """
 
     step: int
@@ -43,7 +43,7 @@ class SyncRound:
         return [block for fragment in self.fragments for block in fragment.blocks]
 
     def snapshot(self) -> None:
-        """Take down now what is to travel: the next step may begin before it has."""
+        """Copy the tensors to send: the next step may begin before they are sent."""
         self.changes = [block.change() for block in self.blocks]
         self.dense = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
 
@@ -53,20 +53,20 @@ class SyncRound:
 
     @property
     def finite(self) -> bool:
-        """Found from means, which are equal on all ranks, so all find the same."""
+        """Computed from means, which are equal on all ranks, so all ranks agree."""
         return all(is_finite(flat) for flat in self.changes)
 
     def results(self) -> list[tuple[Block, torch.Tensor]]:
         return list(zip(self.blocks, self.changes, strict=True))
 
     def apply_dense(self) -> None:
-        """A mean that is not finite is left alone: the ranks whose numbers are sound keep them."""
+        """Apply the finite means; where a mean is not finite, every rank keeps its own numbers."""
         for target, mean in zip(self.targets.values(), self.dense, strict=True):
             if is_finite(mean):
                 target.copy_(mean.view(target.shape))
 
     async def prepare(self, rank_info: RankInfo, link: Link, device: torch.device) -> None:
-        """Make sure that all ranks synchronise the same, then average the dense tensors."""
+        """Check that all ranks synchronise the same tensors, then average the dense ones."""
         ch = Channel(rank_info, step=0, seed=0, key="", device=device)
         await together([self._compare(ch, device)], rank_info, step=0, mark=_MARK, link=link)
         tasks = [_average(tensor, ch) for tensor in self.dense if tensor.numel()]

@@ -13,16 +13,22 @@ import torch
 import torch.distributed as dist
 
 from thinwire.convex import server
-from thinwire.convex.mail import GroupMail, Postman
-from thinwire.convex.nodes import Iterate, Node, Places, broken, check
-from thinwire.convex.options import Descent, Known, Objective
-from thinwire.convex.trace import Iteration, Trace
+from thinwire.convex.nodes import Anchors, Iterate, Node, check, not_finite
+from thinwire.convex.options import Descent, Iteration, Known, Objective, Trace
 from thinwire.core import checks
 from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.drivers import Lockstep
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ConfigError
-from thinwire.methods.families.lazy import BROKEN, EXACT, SKIP, UNCODED, Sum, checked
+from thinwire.methods.families.lazy import (
+    BROKEN,
+    EXACT,
+    SKIP,
+    UNCODED,
+    Sums,
+    broadcast_uploads,
+    check_flags,
+)
 from thinwire.methods.laq import LAQ
 from thinwire.net import frames
 from thinwire.net.costs import Link
@@ -30,8 +36,10 @@ from thinwire.net.executor import ProcessGroupExecutor
 from thinwire.net.groups import private_groups
 from thinwire.net.handshake import agree
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.liveness import default_store, timeout_of
 from thinwire.net.meter import Meter, Tally
 from thinwire.net.rank_info import RankInfo
+from thinwire.net.transport import SERVER, WORKER, GlooConnection, LocalNetwork, own_connection, run
 from thinwire.sessions.preparation import prepare_for
 
 By = Literal["loop", "lockstep", "processes"]
@@ -53,7 +61,7 @@ class _Task:
     def __post_init__(self) -> None:
         if not self.objectives:
             raise ConfigError("lazy_gd: there are no workers: give one objective for each")
-        checks.at_least("lazy_gd", "iterations", self.iterations, 1)
+        checks.whole("lazy_gd", "iterations", self.iterations, 1)
         if self.gap is not None:
             checks.positive("lazy_gd", "gap", self.gap)
             if self.optimum is None:
@@ -68,8 +76,8 @@ class _Task:
         start = self.start.double()
         return [Node(one, self.how, start, own) for one, own in zip(self.objectives, last, strict=True)]
 
-    def places(self) -> Places:
-        return Places(self.how, len(self.objectives), self.known)
+    def anchors(self) -> Anchors:
+        return Anchors(self.how, len(self.objectives), self.known)
 
     def loss(self, theta: torch.Tensor) -> float:
         return sum(objective.value(theta) for objective in self.objectives)
@@ -78,10 +86,21 @@ class _Task:
         close = self.gap is not None and one.gap is not None and one.gap < self.gap
         return close or one.number >= self.iterations
 
+    def follow(self, trace: Trace, on_iteration: Callback | None) -> Callable[[Iteration], bool]:
+        """Notes every iteration and says whether it was the last."""
+
+        def over(one: Iteration) -> bool:
+            trace.iterations.append(one)
+            if on_iteration is not None:
+                on_iteration(one)
+            return self.over(one)
+
+        return over
+
     def describe(self) -> dict[str, object]:
         """What all ranks must agree on."""
         known = self.known
-        tensors = [self.start, *(() if known is None else (*known.last, *known.places))]
+        tensors = [self.start, *(() if known is None else (*known.last, *known.anchors))]
         digest = hashlib.blake2b(digest_size=8)
         for tensor in tensors:
             digest.update(frames.to_bytes(frames.as_bytes(tensor.double())))
@@ -105,14 +124,14 @@ def lazy_gd(
     on_iteration: Callback | None = None,
     timeout: float = 600.0,
 ) -> Trace:
-    """Minimise sum_m objectives[m] by gradient descent in which workers upload only what is news.
+    """Minimise sum_m objectives[m] by gradient descent in which workers upload only what has changed.
 
         shares = [Objective(lambda t, a=a, b=b: 0.5 * (a @ t - b).square().sum()) for a, b in data]
         trace = lazy_gd(shares, torch.zeros(8), Descent("lag-wk", step=1 / L), iterations=1000)
         trace.last.uploads, trace.last.bits
 
-    All ways give the same numbers to the last bit. An upload is a difference to the one before, in
-    float32 (float64 with `float_bits=64`) or quantised; everything that is kept is float64.
+    All ways to run it give the same numbers to the last bit. An upload is the difference to the one before,
+    in float32 (float64 with `float_bits=64`) or quantised; everything that is kept is float64.
 
     Args:
         objectives: one for each worker.
@@ -121,29 +140,26 @@ def lazy_gd(
         iterations: at most so many.
         optimum: the smallest loss, if it is known, to report the gap.
         gap: stop when the loss is closer to `optimum` than this.
-        known: to go on from somewhere.
-        by: "loop" is the fastest, without a wire; "lockstep" runs every rank's program over metered
-            operations in this process; "processes" starts a process for each worker, joined by gloo, and
+        known: to continue an earlier run.
+        by: "loop" is the fastest, without a network; "lockstep" runs the program of every rank over metered
+            operations in this process; "processes" starts a process for each worker, connected by gloo, and
             needs objectives that can be pickled. Under "lag-ps" the first worker is the server as well.
         on_iteration: called with each iteration.
         timeout: for "processes", in seconds.
     """
     task = _Task(objectives, start, how, iterations, optimum, gap, known)
+    checks.one_of("lazy_gd", "by", by, ("loop", "lockstep", "processes"))
     if by == "processes":
         return _by_processes(task, on_iteration, timeout)
-    checks.one_of("lazy_gd", "by", by, ("loop", "lockstep", "processes"))
     trace = Trace([], start)
-
-    def note(one: Iteration) -> None:
-        trace.iterations.append(one)
-        if on_iteration is not None:
-            on_iteration(one)
-
-    if by == "lockstep" and how.algorithm == "lag-ps":
-        _by_mail(task, trace, note)
-        return trace
-    for one in _loop(task, trace) if by == "loop" else _lockstep(task, trace):
-        note(one)
+    over = task.follow(trace, on_iteration)
+    if by == "loop":
+        for one in _loop(task, trace):
+            over(one)
+    elif how.algorithm == "lag-ps":
+        _by_local_server(task, trace, over)
+    else:
+        _by_lockstep(task, trace, over)
     return trace
 
 
@@ -157,7 +173,7 @@ def lazy_gd_steps(
     gap: float | None = None,
     known: Known | None = None,
 ) -> Iterator[Iteration]:
-    """`lazy_gd` as an iterator, by a loop: for a progress bar, or to stop when one likes."""
+    """`lazy_gd` as an iterator, by a loop: for a progress bar, or to stop at any time."""
     return _loop(_Task(objectives, start, how, iterations, optimum, gap, known), Trace([], start))
 
 
@@ -174,10 +190,10 @@ def lazy_gd_on_this_rank(
     process_group: dist.ProcessGroup | None = None,
     on_iteration: Callback | None = None,
 ) -> Trace:
-    """`lazy_gd` in a program of one's own, with a process group: to be called on every rank.
+    """`lazy_gd` in your own program, with a process group: to be called on every rank.
 
-    Each rank is a worker. Under "lag-ps" the first rank is the server as well, only it has a trace, and as
-    nobody else computes anything unasked, it needs `total_loss` to report losses (NaN without).
+    Each rank is a worker. Under "lag-ps" the first rank is the server as well and only it has a trace. As the
+    others compute nothing unless asked, it needs `total_loss` to report losses (NaN without).
     """
     group = process_group if process_group is not None else dist.group.WORLD
     if group is None:
@@ -187,66 +203,66 @@ def lazy_gd_on_this_rank(
         prepare_for([LAQ()], loud=False)
     (private,) = private_groups(process_group, 1)
     meter = Meter()
-    link = ProcessGroupExecutor(private, meter)
+    executor = ProcessGroupExecutor(private, meter)
+    trace = Trace([], start.double(), [meter])
+    over = task.follow(trace, on_iteration)
     try:
-        agree(task.describe(), link.execute, dist.get_process_group_ranks(private))
+        agree(task.describe(), executor.execute, dist.get_process_group_ranks(private))
         meter.reset()
         rank_info = RankInfo(private.rank(), private.size())
-        trace = Trace([], start.double(), [meter])
-
-        def done(one: Iteration) -> bool:
-            trace.iterations.append(one)
-            if on_iteration is not None:
-                on_iteration(one)
-            return task.over(one)
-
-        node = task.nodes()[rank_info.rank]
-        if how.algorithm == "lag-ps":
-            mail = GroupMail(private, meter)
-            if rank_info.rank:
-                mail.run(server.work(node, how, start.double()))
-                return trace
-            iterate, places = task.iterate(), task.places()
-            loss = total_loss or _unknown
-            mail.run(server.serve(iterate, node, places, loss=loss, optimum=optimum, done=done))
-        else:
-            iterate = task.iterate()
-            replica = _Replica(node, iterate, rank_info, optimum)
-            driver = Blocking(link.execute)
+        node, iterate = task.nodes()[rank_info.rank], task.iterate()
+        if how.algorithm != "lag-ps":
+            driver, replica = Blocking(executor.execute), _Replica(node, iterate, rank_info, optimum)
             driver.run(replica.program())
-            while not done(replica.record):
+            while not over(replica.record):
                 iterate.advance()
                 driver.run(replica.program())
+        elif rank_info.rank == 0:
+            workers = {rank: _connection(private, rank, SERVER, meter) for rank in range(1, rank_info.size)}
+            loss = total_loss or _unknown
+            run(server.serve(iterate, node, task.anchors(), workers, loss=loss, optimum=optimum, done=over))
+        else:
+            run(server.work(node, start.double(), _connection(private, rank_info.rank, WORKER, meter)))
         trace.theta = iterate.theta
         return trace
     finally:
-        link.close()
+        executor.close()
+
+
+def _unknown(theta: torch.Tensor) -> float:
+    del theta
+    return math.nan
+
+
+def _connection(group: dist.ProcessGroup, rank: int, side: int, meter: Meter) -> GlooConnection:
+    """Between the first rank of the group, the server, and this one."""
+    peer = f"the worker of rank {rank}" if side == SERVER else "the server of rank 0"
+    store, timeout = own_connection(default_store()), timeout_of(group).total_seconds()
+    prefix = f"{group.group_name}/server/{rank}"
+    return GlooConnection(store, prefix, side, timeout, peer=peer, meter=meter)
 
 
 # -- in this process ---------------------------------------------------------------------------------------
 
 
 def _loop(task: _Task, trace: Trace) -> Iterator[Iteration]:
-    how, iterate, nodes, places = task.how, task.iterate(), task.nodes(), task.places()
-    asks = how.algorithm == "lag-ps"
+    iterate, nodes, anchors = task.iterate(), task.nodes(), task.anchors()
     while True:
         theta, bound = iterate.theta, iterate.bound
-        asked = places.to_ask(theta, bound) if asks else range(len(nodes))
+        asked = anchors.to_ask(theta, bound) if task.how.algorithm == "lag-ps" else range(len(nodes))
         uploaders: list[int] = []
         for worker in asked:
             node = nodes[worker]
             mine = node.compute(theta)[1]
             flag = node.flag(mine, bound)
             if flag == BROKEN:
-                raise broken(iterate.number, [worker])
-            if flag != SKIP:
-                difference = how.coder.decode(mine.parts, theta.numel())
-                iterate.total = iterate.total + difference
-                node.uploaded(mine, node.last + difference)
-                uploaders.append(worker)
-            else:
+                raise not_finite(iterate.number, [worker])
+            if flag == SKIP:
                 node.silence += 1
-        places.asked(uploaders, theta)
+            else:
+                iterate.total = iterate.total + node.upload(mine)
+                uploaders.append(worker)
+        anchors.move(uploaders, theta)
         trace.theta = theta
         one = iterate.record(uploaders, len(asked), task.loss(theta), task.optimum)
         yield one
@@ -255,7 +271,7 @@ def _loop(task: _Task, trace: Trace) -> Iterator[Iteration]:
         iterate.advance()
 
 
-def _lockstep(task: _Task, trace: Trace) -> Iterator[Iteration]:
+def _by_lockstep(task: _Task, trace: Trace, over: Callable[[Iteration], bool]) -> None:
     driver = Lockstep(len(task.objectives))
     trace.meters = driver.meters
     replicas = [
@@ -265,24 +281,27 @@ def _lockstep(task: _Task, trace: Trace) -> Iterator[Iteration]:
     while True:
         driver.run([replica.program() for replica in replicas])
         trace.theta = replicas[0].iterate.theta
-        yield replicas[0].record
-        if task.over(replicas[0].record):
+        if over(replicas[0].record):
             return
         for replica in replicas:
             replica.iterate.advance()
 
 
-def _by_mail(task: _Task, trace: Trace, note: Callback) -> None:
-    def done(one: Iteration) -> bool:
-        note(one)
-        return task.over(one)
-
-    iterate = task.iterate()
+def _by_local_server(task: _Task, trace: Trace, over: Callable[[Iteration], bool]) -> None:
+    iterate, network = task.iterate(), LocalNetwork()
     own, *others = task.nodes()
-    postman = Postman(len(task.objectives))
-    trace.meters = postman.meters
-    serve = server.serve(iterate, own, task.places(), loss=task.loss, optimum=task.optimum, done=done)
-    postman.run([serve, *(server.work(node, task.how, iterate.theta) for node in others)])
+    trace.meters = [Meter() for _ in task.objectives]
+    pairs = {
+        worker: network.pair(("the server", f"worker {worker}"), (trace.meters[0], trace.meters[worker]))
+        for worker in range(1, len(task.objectives))
+    }
+    ends = {worker: ours for worker, (ours, _) in pairs.items()}
+    network.start(
+        server.serve(iterate, own, task.anchors(), ends, loss=task.loss, optimum=task.optimum, done=over)
+    )
+    for node, (_, theirs) in zip(others, pairs.values(), strict=True):
+        network.start(server.work(node, iterate.theta, theirs))
+    network.run()
     trace.theta = iterate.theta
 
 
@@ -304,33 +323,28 @@ class _Replica:
 
     async def _iteration(self, ch: Channel) -> None:
         node, iterate = self.node, self.iterate
-        gradient, mine = node.compute(iterate.theta)
+        mine = node.compute(iterate.theta)[1]
         flag = torch.tensor([node.flag(mine, iterate.bound)], dtype=torch.uint8)
         loss = torch.tensor([node.objective.value(iterate.theta)], dtype=torch.float64)
-        told = await ch.gather([flag, loss])
-        flags = checked([int(theirs[0]) for theirs, _ in told])
+        received = await ch.gather([flag, loss])
+        flags = check_flags([int(theirs[0]) for theirs, _ in received])
         if BROKEN in flags:
-            raise broken(iterate.number, [rank for rank, flag in enumerate(flags) if flag == BROKEN])
+            raise not_finite(iterate.number, [rank for rank, flag in enumerate(flags) if flag == BROKEN])
         uploaders = [rank for rank, flag in enumerate(flags) if flag != SKIP]
-        both = Sum(node.last, iterate.total, node.how.coder, only_broadcasts=True)
-        await both.add(uploaders, mine, gradient, ch)
-        iterate.total = both.total
+        sums = Sums(node.last, iterate.total)
+        last, iterate.total = await broadcast_uploads(sums, uploaders, mine, node.how.coder, ch)
         if ch.rank in uploaders:
-            node.uploaded(mine, both.last)
+            node.uploaded(mine, last)
         else:
             node.silence += 1
-        losses = sum(float(theirs) for _, theirs in told)
+        losses = sum(float(theirs) for _, theirs in received)
         self.record = iterate.record(uploaders, ch.size, losses, self.optimum)
 
 
 # -- processes ---------------------------------------------------------------------------------------------
 
 
-def _by_processes(
-    task: _Task,
-    on_iteration: Callback | None,
-    timeout: float,
-) -> Trace:
+def _by_processes(task: _Task, on_iteration: Callback | None, timeout: float) -> Trace:
     try:
         pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -343,17 +357,17 @@ def _by_processes(
         if on_iteration is not None:
             on_iteration(one)
 
-    told = on_iteration is not None
+    reports = on_iteration is not None
     results = cast(
         "list[tuple[list[Iteration], torch.Tensor, dict[str, Tally]]]",
-        run_local(_process, len(task.objectives), task, told, timeout=timeout, on_report=listen),
+        run_local(_process, len(task.objectives), task, reports, timeout=timeout, on_report=listen),
     )
     meters = [Meter(by_operation=counted) for _, _, counted in results]
     return Trace(results[0][0], results[0][1], meters)
 
 
 def _process(
-    worker: Worker, task: _Task, told: bool
+    worker: Worker, task: _Task, reports: bool
 ) -> tuple[list[Iteration], torch.Tensor, dict[str, Tally]]:
     trace = lazy_gd_on_this_rank(
         task.objectives[worker.rank],
@@ -364,12 +378,7 @@ def _process(
         gap=task.gap,
         known=task.known,
         total_loss=task.loss,
-        on_iteration=worker.report if told and worker.rank == 0 else None,
+        on_iteration=worker.report if reports and worker.rank == 0 else None,
     )
     kept = trace.iterations if worker.rank == 0 else []
     return kept, trace.theta, dict(trace.meters[0].by_operation)
-
-
-def _unknown(theta: torch.Tensor) -> float:
-    del theta
-    return math.nan

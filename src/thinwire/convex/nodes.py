@@ -1,4 +1,4 @@
-"""The two sides of lazy gradient descent, whatever lies between them: a worker's node and the iterate."""
+"""The parts of lazy gradient descent, whatever runs between them: workers, the iterate, the anchors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from thinwire.convex.options import Descent, Known, Objective
-from thinwire.convex.trace import Iteration
+from thinwire.convex.options import Descent, Iteration, Known, Objective
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import BROKEN, FRESH, SKIP, UPLOAD, Upload, squared_norm
 
 
@@ -26,7 +26,7 @@ class Node:
         self.error = 0.0
 
     def compute(self, theta: torch.Tensor) -> tuple[torch.Tensor, Upload]:
-        """The gradient, and what an upload of it would be."""
+        """The gradient, and its upload."""
         gradient = self.objective.slope(theta)
         return gradient, self.how.coder.encode(gradient, self.last)
 
@@ -36,14 +36,18 @@ class Node:
             return BROKEN
         if self.fresh:
             return FRESH
-        algorithm = self.how.algorithm
-        if algorithm in ("gd", "qgd", "lag-ps"):
+        if self.how.algorithm not in ("lag-wk", "laq"):
             return UPLOAD
-        if algorithm == "laq":
-            if self.silence >= self.how.max_skip:
-                return UPLOAD
-            bound += 3.0 * (mine.error + self.error)
-        return SKIP if bound > 0 and mine.size <= bound else UPLOAD
+        # Uploads of "lag-wk" are not coded and have no error.
+        allowed = rules.allow_code_errors(bound, mine.error, self.error, rules.LAQ_ERROR_WEIGHT)
+        max_skip = self.how.max_skip if self.how.algorithm == "laq" else None
+        return SKIP if rules.skips(mine.size, allowed, self.silence, max_skip) else UPLOAD
+
+    def upload(self, mine: Upload) -> torch.Tensor:
+        """Remember an upload; returns the difference that it adds to the sum."""
+        difference = self.how.coder.decode(mine.parts, self.last.numel())
+        self.uploaded(mine, self.last + difference)
+        return difference
 
     def uploaded(self, mine: Upload, last: torch.Tensor) -> None:
         self.last, self.error, self.silence, self.fresh = last, mine.error, 0, False
@@ -55,7 +59,6 @@ class Iterate:
     def __init__(self, start: torch.Tensor, how: Descent, workers: int, known: Known | None) -> None:
         self.theta = start.detach().double().clone()
         self.how = how
-        self.workers = workers
         self.total = torch.zeros_like(self.theta)
         self.steps: list[float] = []
         self.number = 1
@@ -69,8 +72,7 @@ class Iterate:
 
     @property
     def bound(self) -> float:
-        scale = self.how.weight / (self.how.step * self.workers) ** 2
-        return scale * sum(self.steps)
+        return rules.bound(self.how.weight, sum(self.steps), self.how.step * len(self.silence))
 
     def record(
         self, uploaders: Sequence[int], gradients: int, loss: float, optimum: float | None
@@ -78,14 +80,11 @@ class Iterate:
         """Count this iteration's uploads and computed gradients."""
         self.uploads += len(uploaders)
         self.gradients += gradients
-        for worker in range(self.workers):
-            self.silence[worker] = 0 if worker in uploaders else self.silence[worker] + 1
+        self.silence = [0 if worker in uploaders else n + 1 for worker, n in enumerate(self.silence)]
         bits = 8 * self.how.coder.payload_bytes(self.theta.numel()) * self.uploads
         gap = None if optimum is None else abs(loss - optimum)
-        silence = tuple(self.silence)
-        return Iteration(
-            self.number, self.uploads, bits, self.gradients, loss, gap, tuple(uploaders), silence
-        )
+        counts = self.number, self.uploads, bits, self.gradients
+        return Iteration(*counts, loss, gap, tuple(uploaders), tuple(self.silence))
 
     def advance(self) -> None:
         before, self.theta = self.theta, self.theta - self.how.step * self.total
@@ -93,24 +92,27 @@ class Iterate:
         self.number += 1
 
 
-class Places:
-    """Where each worker last uploaded: what a server judges by ("lag-ps"). Shared, not copied."""
+class Anchors:
+    """The parameters at each worker's last upload: what the server of "lag-ps" decides by."""
 
     def __init__(self, how: Descent, workers: int, known: Known | None) -> None:
         self._smoothness = how.smoothness or ()
-        given = () if known is None else known.places
-        self._places: list[torch.Tensor | None] = [tensor.double() for tensor in given] or [None] * workers
+        given = () if known is None else known.anchors
+        self._anchors: list[torch.Tensor | None] = [tensor.double() for tensor in given] or [None] * workers
 
     def to_ask(self, theta: torch.Tensor, bound: float) -> list[int]:
-        return [worker for worker in range(len(self._places)) if self._far(worker, theta, bound)]
+        return [worker for worker in range(len(self._anchors)) if self._far(worker, theta, bound)]
 
     def _far(self, worker: int, theta: torch.Tensor, bound: float) -> bool:
-        place = self._places[worker]
-        return place is None or self._smoothness[worker] ** 2 * squared_norm(theta - place) > bound
+        anchor = self._anchors[worker]
+        if anchor is None:
+            return True
+        change = rules.change_by_movement(self._smoothness[worker], squared_norm(theta - anchor))
+        return not rules.skips(change, bound)
 
-    def asked(self, workers: Sequence[int], theta: torch.Tensor) -> None:
+    def move(self, workers: Sequence[int], theta: torch.Tensor) -> None:
         for worker in workers:
-            self._places[worker] = theta
+            self._anchors[worker] = theta
 
 
 def check(start: torch.Tensor, how: Descent, workers: int, known: Known | None) -> None:
@@ -119,14 +121,14 @@ def check(start: torch.Tensor, how: Descent, workers: int, known: Known | None) 
         raise ConfigError(
             f"lazy_gd: start must be a flat tensor of numbers, not of shape {tuple(start.shape)}"
         )
-    for what, given in (("last", known.last), ("places", known.places)) if known is not None else ():
-        optional = what == "places" and how.algorithm != "lag-ps"
+    for what, given in (("last", known.last), ("anchors", known.anchors)) if known is not None else ():
+        optional = what == "anchors" and how.algorithm != "lag-ps"
         if len(given) != workers and not optional:
             raise ConfigError(f"lazy_gd: known.{what} needs one tensor for each of {workers} workers")
         if any(tensor.shape != start.shape for tensor in given):
             raise ConfigError(f"lazy_gd: known.{what} must have tensors of shape {tuple(start.shape)}")
 
 
-def broken(number: int, workers: Sequence[int]) -> ThinwireError:
+def not_finite(number: int, workers: Sequence[int]) -> ThinwireError:
     names = f"worker {', '.join(map(str, workers))}" if workers else "another worker"
     return ThinwireError(f"iteration {number}: the gradient of {names} is not finite: take a smaller step")

@@ -1,4 +1,4 @@
-"""What is minimised and how: a worker's share of the loss, the algorithm and its constants."""
+"""What is minimised, how, and what a run reports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from thinwire.core import checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.lazy import EXACT, UNCODED, WIDTHS, Coder
+from thinwire.net.meter import Meter
 
 Algorithm = Literal["gd", "qgd", "lag-wk", "lag-ps", "laq"]
 ALGORITHMS: tuple[Algorithm, ...] = ("gd", "qgd", "lag-wk", "lag-ps", "laq")
-_XI: dict[str, float] = {"lag-wk": 0.1, "lag-ps": 1.0, "laq": 0.08}
+_XI: dict[str, float] = {"lag-wk": 0.1, "lag-ps": 1.0}
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,19 @@ class Objective:
 class Descent:
     """theta_{k+1} = theta_k - step * sum_m (worker m's last uploaded gradient).
 
-    R_k = xi / (step M)^2 * sum_{d=1..window} |theta_{k+1-d} - theta_{k-d}|^2; a worker that does not upload
-    is described by its last upload.
+    R_k = xi / (step M)^2 * sum_{d=1..window} |theta_{k+1-d} - theta_{k-d}|^2 (see
+    `thinwire.methods.families.lazy_rules`). The last upload of a worker stands for it until the next one.
 
     Args:
-        algorithm: "gd": all upload at every iteration; "qgd": the same, quantised; "lag-wk": worker m
+        algorithm: "gd": all workers upload at every iteration; "qgd": the same, quantised; "lag-wk": worker m
             uploads if its gradient has changed by more than sqrt(R_k); "lag-ps": a server asks worker m
             for its gradient if smoothness[m] * |theta - theta(last upload of m)| exceeds sqrt(R_k);
-            "laq": "lag-wk" with quantised differences and the rule of `thinwire.LAQ`.
+            "laq": "lag-wk" with quantised differences and the rule of `thinwire.methods.LAQ`.
         step: the step size for the sum of the gradients.
-        window: how many past steps R_k adds up.
-        xi: their weight; None takes the papers': 0.1, for "lag-ps" 1, for "laq" 0.8 / window.
-        bits: of an entry of a quantised difference.
-        float_bits: of an entry of a difference that is not quantised, 32 or 64.
+        window: the number of past steps in R_k.
+        xi: the weight of each; None takes the papers' values: 0.1, for "lag-ps" 1, for "laq" 0.8 / window.
+        bits: per entry of a quantised difference.
+        float_bits: per entry of a difference that is not quantised, 32 or 64.
         max_skip: the longest silence under "laq", in iterations.
         smoothness: L_m of every worker's gradient, for "lag-ps".
     """
@@ -81,11 +82,11 @@ class Descent:
         name = "lazy_gd"
         checks.one_of(name, "algorithm", self.algorithm, ALGORITHMS)
         checks.positive(name, "step", self.step)
-        checks.at_least(name, "window", self.window, 1)
+        checks.whole(name, "window", self.window, 1)
         if self.xi is not None:
             checks.not_negative(name, "xi", self.xi)
         checks.one_of(name, "bits", self.bits, WIDTHS)
-        checks.at_least(name, "max_skip", self.max_skip, 0)
+        checks.whole(name, "max_skip", self.max_skip, 0)
         checks.one_of(name, "float_bits", self.float_bits, (UNCODED, EXACT))
         if self.smoothness is not None:
             for value in self.smoothness:
@@ -113,14 +114,56 @@ class Descent:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known before the first iteration, to go on from somewhere; without it all upload at first.
+    """What is known before the first iteration, to continue an earlier run; without it all workers upload.
 
     Args:
         last: every worker's last upload.
-        places: the parameters at each worker's last upload, for "lag-ps".
+        anchors: the parameters at each worker's last upload, for "lag-ps".
         steps: squared lengths of past steps, newest first.
     """
 
     last: Sequence[torch.Tensor]
-    places: Sequence[torch.Tensor] = ()
+    anchors: Sequence[torch.Tensor] = ()
     steps: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration once its uploads have arrived; counts run from the beginning.
+
+    Args:
+        number: from 1.
+        uploads: uploads so far, of all workers together.
+        bits: of those uploads, as the papers count: payloads only, no headers, flags or downloads.
+        gradients: gradients computed so far.
+        loss: at the parameters of this iteration, the sum over the workers.
+        gap: its distance from `optimum`, if that was given.
+        uploaders: the workers that uploaded in this iteration.
+        silence: for how many iterations each worker has not uploaded.
+    """
+
+    number: int
+    uploads: int
+    bits: int
+    gradients: int
+    loss: float
+    gap: float | None
+    uploaders: tuple[int, ...]
+    silence: tuple[int, ...]
+
+
+@dataclass
+class Trace:
+    """All iterations and the last parameters. `meters` has one per rank, unless it ran in a loop."""
+
+    iterations: list[Iteration]
+    theta: torch.Tensor
+    meters: list[Meter] = field(default_factory=list[Meter])
+
+    @property
+    def last(self) -> Iteration:
+        return self.iterations[-1]
+
+    def reached(self, gap: float) -> Iteration | None:
+        """The first iteration whose loss is closer to the optimum than `gap`."""
+        return next((one for one in self.iterations if one.gap is not None and one.gap < gap), None)

@@ -2,107 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 
 import torch
 
-from thinwire.convex.mail import post, take
-from thinwire.convex.nodes import Iterate, Node, Places, broken
-from thinwire.convex.options import Descent
-from thinwire.convex.trace import Iteration
+from thinwire.convex.nodes import Anchors, Iterate, Node, not_finite
+from thinwire.convex.options import Iteration
 from thinwire.errors import PayloadError
-from thinwire.methods.families.lazy import Upload, squared_norm
+from thinwire.net import frames
+from thinwire.net.transport import Connection
 
-IDLE, ASK, STOP, BREAK = range(4)
-Monitor = Callable[[torch.Tensor], float]
+MARK = 0x6C61
+"""Marks these messages in the header of a frame."""
+
+
+class Command(IntEnum):
+    """What the server tells a worker in every iteration, in one byte."""
+
+    IDLE = 0
+    COMPUTE = 1
+    STOP = 2
+    FAIL = 3
 
 
 async def serve(
     iterate: Iterate,
     own: Node,
-    places: Places,
+    anchors: Anchors,
+    connections: Mapping[int, Connection],
     *,
-    loss: Monitor,
+    loss: Callable[[torch.Tensor], float],
     optimum: float | None,
     done: Callable[[Iteration], bool],
 ) -> None:
     """The server, which is worker 0 as well. `done` sees every iteration and says whether it was the last.
 
-    An iteration costs the parameters to each worker that is asked, its upload back, and a byte to the rest:
-    a worker that hears nothing for long could not tell a quiet server from a dead one.
+    An iteration costs the parameters to each worker that is asked, its upload back, and one byte to the
+    others: a worker that hears nothing for long could not tell a quiet server from a dead one.
     """
-    others = range(1, iterate.workers)
-    over = False
+
+    coder, over = iterate.how.coder, False
     while not over:
-        asked = places.to_ask(iterate.theta, iterate.bound)
-        for worker in others:
-            await post([_word(ASK if worker in asked else IDLE)], worker, iterate.number)
+        theta, n = iterate.theta, iterate.theta.numel()
+        asked = anchors.to_ask(theta, iterate.bound)
+        for worker in connections:
+            what = Command.COMPUTE if worker in asked else Command.IDLE
+            _send(connections[worker], [_byte(what)], iterate.number)
             if worker in asked:
-                await post([iterate.theta], worker, iterate.number)
-        bad: list[int] = []
+                _send(connections[worker], [theta], iterate.number)
+        failed: list[int] = []
         for worker in asked:
-            difference = await _upload(worker, iterate, own)
-            if difference is None:
-                bad.append(worker)
+            if worker == 0:
+                difference = own.upload(own.compute(theta)[1])
             else:
+                like = coder.blanks(n, theta.device)
+                parts = await _receive(connections[worker], like, iterate.number, worker)
+                difference = coder.decode(parts, n)
+            if bool(torch.isfinite(difference).all()):
                 iterate.total = iterate.total + difference
-        if bad:
-            for worker in others:
-                await post([_word(BREAK)], worker, iterate.number + 1)
-            raise broken(iterate.number, bad)
-        places.asked(asked, iterate.theta)
-        over = done(iterate.record(asked, len(asked), loss(iterate.theta), optimum))
+            else:
+                failed.append(worker)
+        if failed:
+            _send_all(connections, Command.FAIL, iterate.number + 1)
+            raise not_finite(iterate.number, failed)
+        anchors.move(asked, theta)
+        over = done(iterate.record(asked, len(asked), loss(theta), optimum))
         if not over:
             iterate.advance()
-    for worker in others:
-        await post([_word(STOP)], worker, iterate.number + 1)
+    _send_all(connections, Command.STOP, iterate.number + 1)
 
 
-async def _upload(worker: int, iterate: Iterate, own: Node) -> torch.Tensor | None:
-    """The difference that a worker uploads; None if it is not finite."""
-    coder, n = iterate.how.coder, iterate.theta.numel()
-    if worker == 0:
-        difference = take_own(own, iterate.theta)
-    else:
-        like = coder.blanks(n, iterate.theta.device)
-        difference = coder.decode(await take(like, worker, iterate.number), n)
-    return difference if bool(torch.isfinite(difference).all()) else None
-
-
-def take_own(node: Node, theta: torch.Tensor) -> torch.Tensor:
-    mine = node.compute(theta)[1]
-    difference = node.how.coder.decode(mine.parts, theta.numel())
-    node.uploaded(mine, node.last + difference)
-    return difference
-
-
-async def work(node: Node, how: Descent, start: torch.Tensor) -> None:
-    """A worker: idle until it is asked."""
+async def work(node: Node, start: torch.Tensor, server: Connection) -> None:
+    """A worker: idle until it is asked for its gradient."""
     number = 1
     while True:
-        (word,) = await take([_word(IDLE)], 0, number)
-        match int(word[0]):
-            case 0:  # IDLE
+        (command,) = await _receive(server, [_byte(Command.IDLE)], number, 0)
+        match int(command[0]):
+            case Command.IDLE:
                 pass
-            case 1:  # ASK
-                (theta,) = await take([start], 0, number)
-                mine = _checked(node, theta)
-                await post(mine.parts, 0, number)
-                node.uploaded(mine, node.last + how.coder.decode(mine.parts, theta.numel()))
-            case 2:  # STOP
+            case Command.COMPUTE:
+                (theta,) = await _receive(server, [start], number, 0)
+                if not bool(torch.isfinite(theta).all()):
+                    raise PayloadError("the server sends parameters that are not finite")
+                mine = node.compute(theta)[1]
+                _send(server, mine.parts, number)
+                node.upload(mine)
+            case Command.STOP:
                 return
-            case 3:  # BREAK
-                raise broken(number - 1, [])
+            case Command.FAIL:
+                raise not_finite(number - 1, [])
             case other:
-                raise PayloadError(f"the server says {other}, which this version does not know")
+                raise PayloadError(f"the server sends the command {other}, which this version does not know")
         number += 1
 
 
-def _checked(node: Node, theta: torch.Tensor) -> Upload:
-    if not torch.isfinite(torch.tensor(squared_norm(theta))):
-        raise PayloadError("the server sends parameters that are not finite")
-    return node.compute(theta)[1]
-
-
-def _word(value: int) -> torch.Tensor:
+def _byte(value: int) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.uint8)
+
+
+def _send_all(connections: Mapping[int, Connection], command: Command, number: int) -> None:
+    for connection in connections.values():
+        _send(connection, [_byte(command)], number)
+
+
+def _send(connection: Connection, parts: Sequence[torch.Tensor], number: int) -> None:
+    frame = frames.pack(parts, step=number, mark=MARK, ragged=False)
+    connection.send(frame, frames.parts_bytes(parts))
+
+
+async def _receive(
+    connection: Connection, like: Sequence[torch.Tensor], number: int, source: int
+) -> list[torch.Tensor]:
+    """Parts with the sizes of `like`; PayloadError if the bytes cannot be that."""
+    frame = (await connection.receive(frames.frame_bytes(like, False))).clone()
+    connection.count_received(frame.numel())
+    return frames.unpack(frame, like, step=number, mark=MARK, ragged=False, source=source)

@@ -1,8 +1,8 @@
-"""The only door to the network, as an exchange sees it, and how several exchanges share a round.
+"""An exchange's only access to the network, and how several exchanges share a round.
 
 An exchange awaits `mean`, `gather`, `broadcast`, `scatter`; it never calls a collective. `together` runs
-the exchanges of several tensors side by side: what they ask for in the same round travels in the same
-operation, so a bucket of fifty tensors costs one payload a round, not fifty.
+the exchanges of several tensors concurrently and merges their requests of the same round into one
+operation, so a bucket of fifty tensors costs one payload per round, not fifty.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
 
-# A mean rides inside the payload of a gather of the same round if that costs at most so many bytes more than
-# a collective of its own: fewer than what a link could have carried in the time of that collective.
+# A mean becomes part of a gather of the same round if that costs at most this many bytes more than a
+# collective of its own: fewer bytes than a link could have carried in the time of that collective.
 FOLD_BYTES = 16 * 1024
-# And only while packing and unpacking it costs nothing to speak of.
+# And only while packing and unpacking it costs next to nothing.
 LARGEST_FOLDED_BYTES = 256 * 1024
 
 
@@ -65,7 +65,7 @@ _Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Commit
 
 
 class _Ask:
-    """Hands a request to whoever runs the coroutine and evaluates to the answer."""
+    """Passes a request to the driver of the coroutine and evaluates to the answer."""
 
     def __init__(self, request: _Request | frames.Primitive) -> None:
         self._request = request
@@ -76,13 +76,13 @@ class _Ask:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step brings along besides the gradient.
+    """The inputs of a step besides the gradient.
 
-    - scale: what gradients are multiplied by: the loss scale
+    - scale: the loss scale, a factor of all gradients
     - lr: the learning rate that the output will be multiplied by; 1 if it is not known
     - stale: the gradient on the same batch at the parameters of this rank's last upload, if there is one,
       flat and in the layout's order
-    - parameters: makes a flat copy of the parameters as they are now, if they are known
+    - parameters: makes a flat copy of the current parameters, if they are known
     """
 
     scale: float = 1.0
@@ -133,9 +133,9 @@ class Channel:
     async def scatter(
         self, pieces: Sequence[Sequence[torch.Tensor]], *, ragged: bool = False
     ) -> list[list[torch.Tensor]]:
-        """Sends pieces[r] to rank r; returns what each rank sent here, in rank order.
+        """Sends pieces[r] to rank r; returns the pieces for this rank, in the order of their senders.
 
-        Unless `ragged`, what the ranks send to one of them must have the lengths of its own piece.
+        Unless `ragged`, all pieces for a rank must have the lengths of its own piece for itself.
         """
         if len(pieces) != self.size:
             raise ThinwireError(f"scatter needs one piece per rank: {self.size}, not {len(pieces)}")
@@ -145,21 +145,20 @@ class Channel:
     async def collect(
         self, parts: Sequence[torch.Tensor], root: int, senders: Sequence[int]
     ) -> list[list[torch.Tensor]]:
-        """At `root` the senders' parts, in the order of `senders`, each part flat; nothing elsewhere.
+        """At `root`, the senders' parts in the order of `senders`, each part flat; an empty list elsewhere.
 
-        `root` and `senders` must be equal on all ranks. Those that send nothing, and `root`, pass tensors
+        `root` and `senders` must be equal on all ranks. Ranks that send nothing, and `root`, pass tensors
         of the same sizes and dtypes.
         """
         request = _Collect(tuple(parts), root, tuple(senders))
         return cast("list[list[torch.Tensor]]", await _Ask(request))
 
     async def commit(self, finite: bool) -> bool:
-        """Ask whether the step is committed; once, after the last round. False aborts it.
+        """Whether the step is committed; call this once, after the last round. False aborts the step.
 
-        `finite` says whether this exchange saw only finite numbers. It must be found from data that are
-        equal on all ranks (a mean, gathered scales), so that it is equal too. The answer is True when every
-        exchange of the step, on every rank, said so; until then no state may be changed, or it must be
-        restored exactly.
+        `finite` says whether this exchange saw only finite numbers. Compute it from data that are equal on
+        all ranks (a mean, gathered scales), so that all ranks agree. The answer is True if every exchange of
+        the step, on every rank, passed True. Change no state before that, or restore it exactly.
         """
         self.finite = finite
         return cast(bool, await _Ask(_Commit(finite)))
@@ -187,7 +186,7 @@ class Channel:
 
 
 def mark_of(text: str) -> int:
-    """A 16-bit mark of what a payload is about, to notice ranks that are out of step."""
+    """A 16-bit checksum of what a payload belongs to, to detect ranks that are out of step."""
     return zlib.crc32(text.encode()) & 0xFFFF
 
 
@@ -198,9 +197,9 @@ Program = Coroutine[frames.Primitive, Any, None]
 async def together(
     tasks: Sequence[Task], rank_info: RankInfo, *, step: int, mark: int, link: costs.Link
 ) -> None:
-    """Run exchanges side by side; what they ask for in the same round is one operation per kind.
+    """Run exchanges concurrently, with one operation per round and kind of request.
 
-    Those that have finished their rounds wait at `commit` for the rest, then for the rest of the step.
+    An exchange that has finished its rounds waits at `commit` for the others, then for the rest of the step.
     """
     rounds = _Rounds(rank_info, step, mark, link)
     waiting: dict[int, _Request] = {}
@@ -360,7 +359,7 @@ class _Rounds:
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
 
     async def _lengths(self, frame: torch.Tensor) -> list[int]:
-        """Everybody's frame length: a round of its own, eight bytes a rank."""
+        """The frame lengths of all ranks: a round of its own, eight bytes per rank."""
         mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
         gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frames.as_bytes(mine), 0)))
         lengths = cast("list[int]", gathered.view(torch.int64).flatten().tolist())
@@ -414,7 +413,7 @@ class _Rounds:
         return answers
 
     async def _collect(self, request: _Collect) -> list[list[torch.Tensor]]:
-        """An all-to-all in which only `root` receives: every rank knows all lengths beforehand."""
+        """An all-to-all in which only `root` receives; every rank knows all lengths beforehand."""
         me, parts = self.rank_info.rank, request.parts
         frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
         nothing = frame[:0]
@@ -432,7 +431,7 @@ class _Rounds:
         return [self._unpack(arrived[rank], parts, False, rank) for rank in senders] if here else []
 
     async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor]) -> list[int]:
-        """How long the frames are that each rank has for this one: eight bytes to every other rank."""
+        """The lengths of the frames that the ranks have for this one: eight bytes to every other rank."""
         lengths = torch.tensor([f.numel() for f in outgoing], dtype=torch.int64, device=outgoing[0].device)
         blocks = torch.split(frames.as_bytes(lengths), 8)
         arrived = cast(

@@ -34,7 +34,7 @@ def not_negative(method: str, option: str, value: object) -> None:
         raise ConfigError(f"{method}: {option} must be a finite number from 0 up, not {value!r}")
 
 
-def at_least(method: str, option: str, value: object, lowest: int, highest: int | None = None) -> None:
+def whole(method: str, option: str, value: object, lowest: int, highest: int | None = None) -> None:
     if (
         isinstance(value, bool)
         or not isinstance(value, int)

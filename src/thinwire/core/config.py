@@ -15,9 +15,9 @@ class Configured:
 
     name: ClassVar[str]
     formula: ClassVar[str] = "-"
-    """Bytes that a worker hands over per step, for people to read and for tests to evaluate."""
+    """The payload of a worker per step in bytes, for people to read and for tests to evaluate."""
     formula_note: ClassVar[str] = ""
-    """What the formula leaves out, or when it holds."""
+    """What the formula omits, or when it holds."""
     reference: ClassVar[str] = ""
     """The paper."""
 
@@ -35,7 +35,7 @@ class Configured:
 
 
 def text_of(value: object) -> str:
-    """An option's value as it stands in a method string."""
+    """An option's value as it is written in a method string."""
     if isinstance(value, Configured):
         return str(value)
     if isinstance(value, tuple):

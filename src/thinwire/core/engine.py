@@ -31,7 +31,7 @@ from thinwire.version import __version__
 
 
 class LossScale(Protocol):
-    """What is needed of `torch.amp.GradScaler`."""
+    """The part of `torch.amp.GradScaler` that is used here."""
 
     def get_scale(self) -> float: ...
 
@@ -40,11 +40,11 @@ class Engine:
     """One method at work on one set of named tensors.
 
     Args:
-        tensors: names and tensors, equal on all ranks; shapes and types are what counts.
+        tensors: names and tensors; names, shapes and types must be equal on all ranks.
         method: the exchange.
-        dense: what serves tensors that are not worth the method.
+        dense: the exchange for tensors that are too small for the method.
         dense_below: tensors with fewer entries, and short vectors, count as small.
-        seed: of the randomness that the ranks share.
+        seed: of the random numbers that the ranks share.
         scaler: the GradScaler in use, so that residuals follow its scale.
         optimizer: the optimizer in use, whose learning rate some methods need.
     """
@@ -95,7 +95,7 @@ class Engine:
     # -- the group -------------------------------------------------------------------------------------
 
     def open(self, process_group: dist.ProcessGroup | None, lanes: int = 1) -> None:
-        """Make the private groups; the first one serves to agree on everything else, lanes included."""
+        """Create the private groups. The ranks compare their settings, lanes included, over the first one."""
         (first,) = private_groups(process_group, 1)
         self.executors = [ProcessGroupExecutor(first, self.meter)]
         try:
@@ -109,13 +109,13 @@ class Engine:
         self.rank_info = RankInfo(first.rank(), first.size())
 
     def agree(self, description: dict[str, Any]) -> None:
-        """Raise on every rank if the ranks describe themselves differently."""
+        """Raise on every rank if the descriptions differ between ranks."""
         ranks = dist.get_process_group_ranks(self.executor.group)
         agree(description, self.executor.execute, ranks)
 
     @property
     def executor(self) -> ProcessGroupExecutor:
-        """The first private group's; an error if there is none."""
+        """That of the first private group; an error if there is none."""
         if not self.executors:
             raise ThinwireError(
                 "this session has no process group: it was detached, or it belongs to a driver, which runs "
@@ -130,7 +130,7 @@ class Engine:
             each.close()
 
     def describe(self) -> dict[str, Any]:
-        """How this rank is set up: what all ranks must agree on."""
+        """This rank's settings, which must be equal on all ranks."""
         return {
             "thinwire version": __version__,
             "wire format": frames.VERSION,
@@ -150,14 +150,14 @@ class Engine:
 
     @property
     def dense_bytes(self) -> int:
-        """What an uncompressed step's payload would be."""
+        """The payload of an uncompressed step."""
         return sum(slot.numel * dtype.itemsize for slot, dtype in self._slots.values())
 
     def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
-        """A step's payload, frame headers apart, if it does not depend on the data.
+        """The payload of a step without frame headers; None if it depends on the data.
 
-        For these layouts, or for the model as one bucket: where a method works bucket by bucket, DDP's
-        buckets may differ.
+        For these layouts, or for the model as one bucket. If a method works per bucket, the payload under
+        DDP may differ.
         """
         asked = list(layouts or (self._layout(name, torch.device("cpu")) for name in self._slots))
         groups = plan(asked, self.router, self._position)
@@ -176,7 +176,7 @@ class Engine:
     def views(
         self, tensors: Mapping[str, torch.Tensor | None], *, in_place: bool = False
     ) -> tuple[dict[str, torch.Tensor], list[View]]:
-        """Check what is to be averaged and lay out where the results go."""
+        """Check the tensors to average, and prepare the memory for the results."""
         missing = [name for name in self._slots if name not in tensors]
         unknown = [name for name in tensors if name not in self._slots]
         if missing or unknown:
@@ -210,7 +210,7 @@ class Engine:
         return known
 
     def _plan(self, layouts: list[Layout]) -> tuple[list[Group], int]:
-        """What to do for these layouts, and the mark of their payloads; looked up by identity."""
+        """The plan for these layouts, and the mark of their payloads; looked up by identity."""
         key = tuple(map(id, layouts))
         known = self._plans.get(key)
         if known is None:
@@ -235,7 +235,7 @@ class Engine:
             self._before_step = self.meter.total
 
     def program(self, views: Sequence[View]) -> Program:
-        """What one rank does to average these views: a coroutine for a driver."""
+        """The coroutine that averages these views on one rank, for a driver to run."""
         return Timed(self._program(views), self.meter)
 
     def end_step(self, committed: bool) -> None:
@@ -297,7 +297,7 @@ class Engine:
         return StepContext(self.scale, self._learning_rate(), stale, lambda: flat(self.parameters))
 
     def _learning_rate(self) -> float:
-        """The optimizer's, if it is known and the same for all parameters."""
+        """The optimizer's learning rate, if it is known and the same for all parameters; otherwise 1."""
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         rates = {float(group.get("lr", 1.0)) for group in groups}
         return rates.pop() if len(rates) == 1 else 1.0
@@ -323,7 +323,7 @@ class Engine:
             return self.states.take(exchange, layout)
 
     def make_states(self, layouts: Sequence[Layout]) -> None:
-        """Make the states of these layouts now, instead of at their first exchange."""
+        """Create the states of these layouts now instead of in their first exchange."""
         for group in self._plan(list(layouts))[0]:
             if not group.traits.single_mean:
                 self.state(group.exchange, group.layout)
@@ -334,7 +334,7 @@ class Engine:
         self.scale = scale
 
     def stale_parameters(self) -> dict[str, torch.Tensor]:
-        """The parameters at this rank's last upload, by name; the present ones if it keeps none."""
+        """The parameters at this rank's last upload, by name; the current ones if the method keeps none."""
         layouts = [self._layout(name, tensor.device) for name, tensor in self.parameters.items()]
         found = {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
         for group in self._plan(layouts)[0]:

@@ -1,4 +1,4 @@
-"""The one noun: an Exchange turns this rank's tensor into the group's estimate of the mean."""
+"""An Exchange turns this rank's tensor into the group's estimate of the mean."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thinwire.core.traits import Traits
 
 
 def residual() -> Any:
-    """A state field with one number per coordinate, in the gradient's unit, that adds up over ranks."""
+    """A state field with one number per coordinate, in units of the gradient, that adds up over ranks."""
     return field(metadata={"kind": "residual"})
 
 
 def momentum() -> Any:
-    """A state field like `residual()`, but for what a rank remembers without owing it to the mean."""
+    """A state field like `residual()` that is not sent later: it is not part of the mean."""
     return field(metadata={"kind": "momentum"})
 
 
@@ -30,16 +30,16 @@ def replicated() -> Any:
 
 
 def own() -> Any:
-    """A state field of this rank alone, not per coordinate of the mean: counters, an old copy of something.
+    """A state field of this rank alone, not per coordinate of the mean, such as a counter or an old copy.
 
-    With another world size it is whatever one of the old ranks had: a method must notice and begin anew.
+    With another world size it has the value of one of the old ranks: a method must detect this and restart.
     """
     return field(metadata={"kind": "own"})
 
 
 @dataclass
 class State:
-    """Base of the states: a dataclass of tensors, each declared by one of the functions above."""
+    """Base class of states: a dataclass of tensors, each declared with one of the functions above."""
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}
@@ -76,32 +76,32 @@ class Exchange(Configured, ABC):
 
     @abstractmethod
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        """Bytes that a rank hands to the channel in a step (frame headers apart); None if data-dependent.
+        """Bytes that a rank passes to the channel per step, without frame headers; None if data-dependent.
 
-        Once a warm-up is over, and the most of all ranks and steps if the payload is alternating.
+        This is the payload after a warm-up; if it is alternating, the largest over all ranks and steps.
         """
 
     # -- what a method may override ----------------------------------------------------------------------
 
     def init(self, layout: Layout) -> State:
-        """What is remembered between steps for the tensors of `layout`."""
+        """The state that is kept between steps for the tensors of `layout`."""
         del layout
         return State()
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         """The exchange that serves a tensor; None for the plain dense mean.
 
-        `small` says that the session would rather not compress it: few entries, or a short vector.
+        `small` is True if the tensor has few entries or is a short vector, so that compression does not pay.
         """
         del slot
         return None if small and not self.traits.elementwise else self
 
     def exact(self) -> Exchange | None:
-        """This method so configured that it loses nothing and equals the dense mean, if that is possible."""
+        """This method configured to lose nothing, so that it equals the dense mean; None if it cannot."""
         return None
 
     def residual(self, state: Any) -> torch.Tensor | None:
-        """What this rank has not sent yet, per coordinate and in the gradient's unit."""
+        """The part of past gradients that this rank has not sent yet, per coordinate."""
         kept = list(cast(State, state).tensors("residual").values())
         return sum(kept[1:], kept[0]) if kept and kept[0].numel() else None
 
@@ -117,12 +117,12 @@ class Exchange(Configured, ABC):
 
     @property
     def rounding(self) -> float:
-        """Relative error of one sum on the wire: float32's, unless the method narrows its numbers."""
+        """Relative error of one sum on the wire: float32's, unless the method sends narrower numbers."""
         return 2.0**-24
 
     @property
     def reconcile_every(self) -> int | None:
-        """Where replicas drift apart: after how many steps their parameters are averaged."""
+        """If replicas drift apart: the number of steps after which their parameters are averaged."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""What a flat tensor consists of: named parameters, one after the other."""
+"""The layout of a flat tensor: named parameters, one after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
     """Describes a flat tensor and the named parameters in it.
 
     State is keyed by the names in here, never by a bucket's index: DDP rebuilds its buckets after the
-    first iteration, and a layout is what stays comparable when it does.
+    first iteration.
     """
 
     slots: tuple[Slot, ...]
@@ -63,7 +63,7 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """A name for the whole, equal on all ranks and independent of how buckets are cut."""
+        """A key for the whole layout, equal on all ranks and independent of DDP's buckets."""
         return "\n".join(self.names)
 
     @property

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a parameter: momenta and second moments."""
+"""The state of an optimizer for a parameter: momenta and second moments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The numbers that an optimizer keeps for a parameter, one for each of its entries, in a fixed order."""
+    """The optimizer's tensors with one number per entry of the parameter, by name, in a fixed order."""
     state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", optimizer.state)
     kept = state.get(parameter, {})
     # A step is a count, equal anyway: a mean would round it.

@@ -1,4 +1,4 @@
-"""Whole numbers added up over the ranks: a channel's `mean` would round them."""
+"""Sums of whole numbers over the ranks: the channel's `mean` would round them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinwire.net import frames
 
 
 class _Operation:
-    """Hands a primitive to the driver and evaluates to its answer."""
+    """Passes a primitive to the driver and evaluates to its answer."""
 
     def __init__(self, operation: frames.Primitive) -> None:
         self._operation = operation

@@ -1,4 +1,4 @@
-"""Which exchange serves which stretch of memory: worked out once for a bucket, looked up ever after."""
+"""Which exchange serves which stretch of memory: planned once per bucket, then looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_SMALL_VECTOR = 65_536
 
 @dataclass(frozen=True)
 class Router:
-    """Asks the method which exchange serves a tensor; small tensors and short vectors go dense as a rule."""
+    """Asks the method which exchange serves a tensor; small tensors and short vectors usually go dense."""
 
     method: Exchange
     dense: Exchange
@@ -36,7 +36,7 @@ class Router:
 
 @dataclass(frozen=True)
 class View:
-    """Flat memory with the gradients of `layout`, and where their means are to go (may be the same)."""
+    """Flat memory with the gradients of `layout`, and the memory for their means (may be the same)."""
 
     layout: Layout
     x: torch.Tensor
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Group:
-    """What one run of one exchange serves."""
+    """The tensors that one run of one exchange serves."""
 
     exchange: Exchange
     traits: Traits

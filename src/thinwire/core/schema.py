@@ -28,7 +28,7 @@ def check(schema: Schema, given: object, what: str = "the checkpoint") -> Mappin
     found = cast("Mapping[str, Any]", given)
     missing = [key for key in schema if key not in found]
     if missing:
-        raise StateError(f"{what} is not one of this kind of session: it has no {missing[0]!r}")
+        raise StateError(f"this is not a thinwire checkpoint of this kind: it has no {missing[0]!r}")
     for key, fits in schema.items():
         fits(found[key], f"{what}'s {key}")
     return found
@@ -51,7 +51,7 @@ def _not_a_state(given: object) -> StateError:
 
 
 def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
-    """Several states are loaded together only if they are of one moment."""
+    """Several states are loaded together only if they were saved at the same step."""
     first = states[0]
     for state in states[1:]:
         for key in keys:

@@ -1,4 +1,4 @@
-"""What a session remembers, by parameter name."""
+"""The states of a session, by parameter name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entries = dict[str, dict[str, torch.Tensor]]
 
 @dataclass
 class SavedState:
-    """What is remembered: residuals and momenta by parameter, all other tensors by `Layout.key`."""
+    """Saved states: residuals and momenta by parameter, all other tensors by `Layout.key`."""
 
     residuals: Entries
     replicated: Entries
@@ -32,10 +32,10 @@ class _Live:
 
 
 class StateStore:
-    """Live states of the layouts in use, cut up and joined anew when tensors are grouped differently.
+    """Live states of the layouts in use, split and joined again when tensors are grouped differently.
 
     DDP changes its buckets after the first iteration; a state that spans several tensors follows them,
-    because every residual is known by its parameter's name.
+    because every residual is stored under its parameter's name.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class StateStore:
         self._loose = SavedState({}, {})
 
     def take(self, exchange: Exchange, layout: Layout) -> State:
-        """The state for this layout; made of what is known of its tensors, or fresh."""
+        """The state for this layout: joined from the states of its tensors, or new."""
         known = self._live.get(layout.key)
         if known is not None:
             return known.state
@@ -74,7 +74,7 @@ class StateStore:
         return result
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """What has not been sent yet, by parameter."""
+        """The part of past gradients that has not been sent yet, by parameter."""
         found: dict[str, torch.Tensor] = {}
         for live in self._live.values():
             amount = live.exchange.residual(live.state)
@@ -83,12 +83,12 @@ class StateStore:
         return found
 
     def load(self, kept: SavedState) -> None:
-        """Replace everything by a copy of this, which has been checked."""
+        """Replace everything with a copy of this state, which has been checked."""
         self._live.clear()
         self._loose = SavedState(_copy(kept.residuals), _copy(kept.replicated))
 
     def rescale(self, factor: float) -> None:
-        """The unit of the gradients has changed by this factor (a loss scale)."""
+        """The scale of the gradients has changed by this factor (a loss scale)."""
         for live in self._live.values():
             for tensor in live.state.coordinates().values():
                 tensor.mul_(factor)
@@ -126,10 +126,10 @@ def check_entries(
     *,
     complete: bool,
 ) -> SavedState:
-    """The entries of a checkpoint, if every one fits the session; otherwise the first that does not.
+    """The entries of a checkpoint. If one does not fit the session, a StateError names it.
 
-    `layouts` has one for every parameter of the session, by name; `complete` if every parameter must have
-    been remembered.
+    `layouts` has a layout for every parameter of the session, by name. With `complete` every parameter must
+    have an entry.
     """
     kept = SavedState({}, {})
     for name, fields in entries.items():
@@ -178,7 +178,7 @@ def _check_complete(
 
 
 def _expected(name: str, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]) -> State:
-    """The state that an entry is part of: one parameter's, or that of several together."""
+    """The state that an entry belongs to: that of one parameter, or of several together."""
     names = name.split("\n")
     unknown = [n for n in names if n not in layouts]
     if unknown:

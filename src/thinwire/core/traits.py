@@ -1,4 +1,4 @@
-"""What a method guarantees and what it asks for. Hosts, drivers and tests decide by these, never by names."""
+"""What a method guarantees and requires. Hosts, drivers and tests decide by traits, never by names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ OptimizerNeeds = Literal["any", "no momentum", "plain SGD"]
 
 @dataclass(frozen=True)
 class Traits:
-    """The guarantees of a method.
+    """The guarantees and requirements of a method.
 
     - consensus: all ranks get the same result, bit for bit
     - unbiased: the expectation of the output is the mean of the inputs
-    - conserves: nothing is lost, what is not sent comes back later
+    - conserves: nothing is lost; the part that is not sent comes later
       (sum of inputs + old residuals = size x output + new residuals)
-    - elementwise: every output coordinate depends on that coordinate only; tensors may be glued together,
-      and a non-finite input comes out non-finite by itself
+    - elementwise: every output coordinate depends on that coordinate only, so tensors may be concatenated,
+      and a non-finite input gives a non-finite output
     - single_mean: one mean, no state and no randomness, so there is nothing to commit or to wait for
-    - payload: "fixed" if every rank hands over the same number of bytes in every step; "alternating" if
-      ranks or steps take turns, so that `payload_bytes` is the most that a rank and a step need;
-      "data-dependent" if the length depends on the gradients
-    - optimizer: what the method asks of the optimizer behind it: "any", "no momentum" (the method has its
-      own), or "plain SGD" (its rule assumes steps of the learning rate times the output)
-    - scope: what one run extends over
+    - payload: "fixed" if every rank sends the same number of bytes in every step; "alternating" if ranks or
+      steps take turns, so that `payload_bytes` is the largest over ranks and steps; "data-dependent" if the
+      length depends on the gradients
+    - optimizer: what the method requires of the optimizer: "any", "no momentum" (the method has its own), or
+      "plain SGD" (its rule assumes steps of the learning rate times the output)
+    - scope: what one run covers: a tensor, a bucket or the whole model
     """
 
     consensus: bool = True
@@ -40,5 +40,5 @@ class Traits:
 
     @property
     def exact_mean(self) -> bool:
-        """Whether the output is the mean of the inputs itself: no state, and yet nothing is lost."""
+        """Whether the output is exactly the mean of the inputs: no state, and nothing is lost."""
         return self.single_mean and self.conserves

@@ -19,11 +19,11 @@ from thinwire.distributions.hashing import PublicHash
 from thinwire.distributions.learn import learn, learning
 from thinwire.distributions.monotone import Monotone
 from thinwire.distributions.protocol import Messages, Protocol, Sums
-from thinwire.distributions.question import Question
 from thinwire.distributions.raw import Raw
 from thinwire.distributions.recursive_hadamard import RecursiveHadamard
 from thinwire.distributions.simplex import onto_simplex
 from thinwire.distributions.simulate import SimulateAndInfer
+from thinwire.distributions.spec import LearningSpec
 
 __all__ = [
     "CellCounts",
@@ -32,13 +32,13 @@ __all__ = [
     "Grouping",
     "HaarSketch",
     "HadamardResponse",
+    "LearningSpec",
     "Messages",
     "Monotone",
     "OneBitHadamard",
     "Protocol",
     "PublicHash",
     "QuantileCells",
-    "Question",
     "Raw",
     "RecursiveHadamard",
     "SimulateAndInfer",

@@ -6,28 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from thinwire.distributions import kernels
-from thinwire.distributions.counts import ExactCounts
-from thinwire.distributions.pieces import Fit, fit_pieces
-from thinwire.distributions.protocol import (
-    CHUNK,
-    F64,
-    I64,
-    MEAN_MAGNITUDE,
-    Additive,
-    Norm,
-    Sums,
-    check_domain,
-    check_samples,
-    probabilities,
-)
+from thinwire.core import checks
+from thinwire.distributions.counts import ExactCounts, counted
+from thinwire.distributions.partition import F64, I64, Partition
+from thinwire.distributions.pieces import fit_pieces
+from thinwire.distributions.protocol import MEAN_MAGNITUDE, Additive, Sums, probabilities
 from thinwire.distributions.raw import Raw
-from thinwire.errors import ConfigError
 
 PILOT_PER_CELL = 8
 
@@ -68,14 +56,12 @@ class QuantileCells:
     domain: int
     pieces: int
     cells: int
-    model: ClassVar[str] = "blackboard"
 
     def __post_init__(self) -> None:
-        check_domain(self.domain)
-        if not 1 <= self.pieces <= self.cells:
-            raise ConfigError(f"{self.cells} cells cannot be merged into {self.pieces} pieces")
+        checks.whole("QuantileCells", "pieces", self.pieces, 1, self.cells)
+        _ = self.pilot
 
-    @property
+    @cached_property
     def pilot(self) -> Raw:
         """Round 1."""
         return Raw(self.domain)
@@ -99,58 +85,51 @@ class QuantileCells:
 class CellCounts(Additive):
     """Round 2 of `QuantileCells`: counts of the cells between `edges`."""
 
-    domain: int
     pieces: int
     edges: tuple[int, ...]
-    model: ClassVar[str] = "blackboard"
 
     def __str__(self) -> str:
-        return f"QuantileCells(domain={self.domain}, pieces={self.pieces}, cells={len(self.edges) - 1})"
+        return f"QuantileCells(domain={self.domain}, pieces={self.pieces}, cells={self.partition.cells})"
 
     @cached_property
-    def _cell_of(self) -> NDArray[np.int32]:
-        return np.repeat(np.arange(len(self.edges) - 1, dtype=np.int32), np.diff(self.edges))
+    def partition(self) -> Partition:
+        return Partition(np.array(self.edges, np.int64))
 
     @cached_property
-    def _counts(self) -> ExactCounts:
-        return ExactCounts(max(2, len(self.edges) - 1))
-
-    def empty(self) -> Any:
-        return self._counts.empty()
+    def counts(self) -> ExactCounts:
+        """How cells are told."""
+        return ExactCounts(max(2, self.partition.cells))
 
     @property
     def bits_per_message(self) -> int:
-        return self._counts.bits_per_message
+        return self.counts.bits_per_message
+
+    def empty(self) -> Any:
+        return self.counts.empty()
+
+    def check_count(self, n: int) -> None:
+        self.counts.check_count(n)
 
     def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Sums:
-        x = check_samples(samples, self.domain)
-        counts = np.zeros(self._counts.domain, np.int64)
-        cells = np.empty(min(CHUNK, len(x)), np.int64)
-        for low in range(0, len(x), CHUNK):
-            piece = x[low : low + CHUNK].astype(np.int64, copy=False)
-            kernels.look_up(piece, self._cell_of, cells[: len(piece)])
-            kernels.count(cells[: len(piece)], counts)
-        self._counts.check_total(len(x))
-        return Sums(counts.astype(self.empty().dtype), len(x))
+        cells = np.zeros(self.counts.domain, np.int64)
+        cells[: self.partition.cells] = self.partition.masses(counted(samples, self.domain))
+        return self.counts.sums_of(cells)
 
-    def estimate(self, messages: Sums | Sequence[Sums]) -> F64:
-        return self.fit(messages).values()
+    def estimate_sum(self, sums: Sums) -> F64:
+        masses = self._masses(sums)
+        return fit_pieces(self.partition, masses, self.pieces, "l1", sums.count, exact=False).values()
 
-    def masses(self, messages: Sums | Sequence[Sums]) -> F64:
-        return self._counts.estimate(messages)[: len(self.edges) - 1]
+    def _masses(self, sums: Sums) -> F64:
+        return self.counts.estimate_sum(sums)[: self.partition.cells]
 
-    def fit(self, messages: Sums | Sequence[Sums], norm: Norm = "l1") -> Fit:
-        masses = self.masses(messages)
-        n = messages.count if isinstance(messages, Sums) else sum(part.count for part in messages)
-        return fit_pieces(np.array(self.edges, np.int64), masses, self.pieces, norm, n, exact=False)
+    def cell_masses(self, messages: Sequence[Sums], n: int) -> tuple[Partition, F64, F64]:
+        masses = self._masses(self.added(messages))
+        return self.partition, masses, masses * (1.0 - masses) / n
 
-    def variance(self, p: F64, n: int) -> F64:
-        """Of the flattened cells, before merging: squared bias, and a cell's variance spread over it."""
-        p = probabilities(p, self.domain)
-        lengths = np.diff(self.edges)
-        masses = np.add.reduceat(p, np.array(self.edges[:-1]))
-        flat = np.repeat(masses / lengths, lengths)
-        return (p - flat) ** 2 + np.repeat(masses * (1 - masses) / n / lengths**2.0, lengths)
+    def _variance(self, p: F64, n: int) -> F64:
+        """Before merging."""
+        masses = self.partition.masses(p)
+        return self.partition.variance(p, masses * (1.0 - masses) / n)
 
     def predicted_l2(self, n: int) -> float:
         return 1.0 / n

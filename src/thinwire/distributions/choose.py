@@ -1,4 +1,4 @@
-"""Which protocol promises the smallest error for the bits that may be spent."""
+"""Which protocol is expected to have the smallest error for the bits that may be spent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from thinwire.distributions.hadamard_response import HadamardResponse, OneBitHad
 from thinwire.distributions.hashing import MOST_BITS, WORK_LIMIT, PublicHash
 from thinwire.distributions.monotone import Monotone
 from thinwire.distributions.protocol import I64, MEAN_MAGNITUDE, AnyProtocol, Coded, bits_for
-from thinwire.distributions.question import Question
 from thinwire.distributions.raw import Raw
 from thinwire.distributions.recursive_hadamard import RecursiveHadamard
+from thinwire.distributions.spec import LearningSpec
 from thinwire.errors import ConfigError
 from thinwire.net import costs
 
@@ -40,32 +40,32 @@ class Plan:
     bits: int
 
 
-def plans(question: Question, sizes: I64) -> list[Plan]:
+def plans(spec: LearningSpec, sizes: I64) -> list[Plan]:
     """All that the budget allows, best first."""
-    found = sorted(_candidates(question, sizes), key=lambda plan: (plan.predicted, plan.bits))
-    worst = WORST[question.norm]
+    found = sorted(_candidates(spec, sizes), key=lambda plan: (plan.predicted, plan.bits))
+    worst = WORST[spec.norm]
     if not found or found[0].predicted >= worst:
-        best = f"the best promise is {found[0].predicted:.2g}" if found else "none gets an estimate at all"
+        best = f"the best protocol has {found[0].predicted:.2g}" if found else "no protocol fits the budget"
         raise ConfigError(
-            f"a domain of {question.domain:,} is too large for {question.bits:g} bits for each of "
-            f"{int(sizes.sum()):,} samples: no protocol promises an {question.norm} error below {worst:.3g}, "
-            f"which any guess has ({best}). Use more bits or samples, norm='l2' if large entries are "
-            "enough, or a structure"
+            f"a domain of {spec.domain:,} is too large for {spec.bits:g} bits for each of "
+            f"{int(sizes.sum()):,} samples: no {spec.norm} error below {worst:.3g}, that of a guess, can be "
+            f"expected ({best}). Use more bits or samples, norm='l2' if large entries are enough, or a "
+            "structure"
         )
     return found
 
 
-def _candidates(question: Question, sizes: I64) -> Iterator[Plan]:
-    for protocol in _coded(question):
-        plan = _coded_plan(question, sizes, protocol)
+def _candidates(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
+    for protocol in _coded(spec):
+        plan = _coded_plan(spec, sizes, protocol)
         if plan is not None:
             yield plan
-    if question.epsilon is None:
-        yield from _additive(question, sizes)
+    if spec.epsilon is None:
+        yield from _additive(spec, sizes)
 
 
-def _coded(question: Question) -> Iterator[Coded]:
-    domain, epsilon = question.domain, question.epsilon
+def _coded(spec: LearningSpec) -> Iterator[Coded]:
+    domain, epsilon = spec.domain, spec.epsilon
     if epsilon is not None:
         yield HadamardResponse(domain, epsilon)
         yield OneBitHadamard(domain, epsilon)
@@ -75,36 +75,36 @@ def _coded(question: Question) -> Iterator[Coded]:
         yield Grouping(domain, bits)
         yield RecursiveHadamard(domain, bits)
         if bits <= MOST_BITS:
-            yield PublicHash(domain, bits, question.seed)
-    if question.structure == "monotone":
+            yield PublicHash(domain, bits, spec.seed)
+    if spec.structure == "monotone":
         for ratio in RATIOS:
-            full = Monotone(domain, ratio, increasing=question.increasing)
+            full = Monotone(domain, ratio, increasing=spec.increasing)
             yield full
             for bits in range(1, full.bits_per_message):
-                yield Monotone(domain, ratio, bits, question.increasing)
+                yield Monotone(domain, ratio, bits, spec.increasing)
 
 
-def _coded_plan(question: Question, sizes: I64, protocol: Coded) -> Plan | None:
+def _coded_plan(spec: LearningSpec, sizes: I64, protocol: Coded) -> Plan | None:
     each = protocol.bits_per_message
-    quota = np.minimum(sizes, np.floor(sizes * (question.bits / each) + 1e-9).astype(np.int64))
+    quota = np.minimum(sizes, np.floor(sizes * (spec.bits / each) + 1e-9).astype(np.int64))
     n = int(quota.sum())
     if n < protocol.smallest or (isinstance(protocol, PublicHash) and protocol.work(n) > WORK_LIMIT):
         return None
-    return Plan(protocol, quota, predicted(question, protocol, n), n * each)
+    return Plan(protocol, quota, predicted(spec, protocol, n), n * each)
 
 
-def _additive(question: Question, sizes: I64) -> Iterator[Plan]:
-    room, servers, n = table_bits(question, sizes), len(sizes), int(sizes.sum())
-    domain, pieces = question.domain, question.pieces
+def _additive(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
+    room, servers, n = table_bits(spec, sizes), len(sizes), int(sizes.sum())
+    domain, pieces = spec.domain, spec.pieces
     counts = ExactCounts(domain, 32 if n < COUNT_LIMIT else 64)
     if counts.bits_per_message <= room:
-        yield Plan(counts, sizes, predicted(question, counts, n), servers * counts.bits_per_message)
+        yield Plan(counts, sizes, predicted(spec, counts, n), servers * counts.bits_per_message)
     if pieces is None:
         return
-    if question.norm == "l2":
+    if spec.norm == "l2":
         cols = min(int(room // (32 * SKETCH_ROWS)), 2**22)
         if 64 <= cols < domain:
-            sketch = HaarSketch(domain, pieces, cols, SKETCH_ROWS, question.seed)
+            sketch = HaarSketch(domain, pieces, cols, SKETCH_ROWS, spec.seed)
             yield Plan(sketch, sizes, math.sqrt(sketch.predicted_l2(n)), servers * sketch.bits_per_message)
     else:
         pilot_bits = PILOT_PER_CELL * bits_for(domain) / servers
@@ -115,39 +115,38 @@ def _additive(question: Question, sizes: I64) -> Iterator[Plan]:
             yield Plan(protocol, sizes, protocol.predicted_l1(n), bits)
 
 
-def table_bits(question: Question, sizes: I64) -> float:
+def table_bits(spec: LearningSpec, sizes: I64) -> float:
     """How large a table may be that all servers add up.
 
     At a referee: as large as what the server with the fewest samples may send. On a ring: as large as an
-    all-reduce can be that moves no more bytes through a rank than a gather of everybody's messages would.
+    all-reduce can be that moves no more bytes through a rank than a gather of all messages would.
     """
     servers = len(sizes)
-    if question.network == "referee" or servers == 1:
-        return question.bits * int(sizes.min())
-    gather = costs.all_gather(servers, math.ceil(question.bits * int(sizes.max()) / 8)).busiest
+    if spec.network == "referee" or servers == 1:
+        return spec.bits * int(sizes.min())
+    gather = costs.all_gather(servers, math.ceil(spec.bits * int(sizes.max()) / 8)).busiest
     per_byte = costs.all_reduce(servers, 1 << 20).busiest / (1 << 20)
     return 8.0 * gather / per_byte
 
 
-def predicted(question: Question, protocol: AnyProtocol, n: int) -> float:
+def predicted(spec: LearningSpec, protocol: AnyProtocol, n: int) -> float:
     """The error after the fit that the structure asks for; a guess, made before any sample is seen."""
+    l1 = spec.norm == "l1"
+    if l1 and isinstance(protocol, Monotone):
+        return protocol.predicted_l1(n)
     squared = protocol.predicted_l2(n)
-    plain = (
-        math.sqrt(squared) if question.norm == "l2" else MEAN_MAGNITUDE * math.sqrt(question.domain * squared)
-    )
-    if isinstance(protocol, Monotone):
-        return protocol.predicted_l1(n) if question.norm == "l1" else math.sqrt(squared)
+    plain = MEAN_MAGNITUDE * math.sqrt(spec.domain * squared) if l1 else math.sqrt(squared)
     alike = 1.0 / squared  # raw samples that would be worth as much
-    if question.structure == "monotone" and question.norm == "l1":
-        return min(plain, *(_isotonic(question.domain, ratio, alike) for ratio in RATIOS))
-    if question.structure == "histogram" and question.pieces is not None:
-        if question.norm == "l1":
-            return min(plain, MEAN_MAGNITUDE * math.sqrt(2.0 * question.pieces / alike))
-        return min(plain, math.sqrt(haar_terms(question.domain, question.pieces) / question.domain / alike))
+    if spec.structure == "monotone" and l1:
+        return min(plain, *(_isotonic(spec.domain, ratio, alike) for ratio in RATIOS))
+    if spec.pieces is not None:
+        if l1:
+            return min(plain, MEAN_MAGNITUDE * math.sqrt(2.0 * spec.pieces / alike))
+        return min(plain, math.sqrt(haar_terms(spec.domain, spec.pieces) / spec.domain / alike))
     return plain
 
 
 def _isotonic(domain: int, ratio: float, n: float) -> float:
-    """What `Monotone` with this ratio would promise: an isotonic fit finds such cells by itself."""
+    """What `Monotone` with this ratio would expect: an isotonic fit finds such cells by itself."""
     cells = math.log1p(ratio * domain) / ratio + 1.0
     return MEAN_MAGNITUDE * math.sqrt(cells / n) + ratio / 4.0

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from thinwire.core import checks
 from thinwire.distributions import kernels
-from thinwire.distributions.protocol import (
-    CHUNK,
-    F64,
-    I64,
-    Additive,
-    Sums,
-    check_domain,
-    check_samples,
-    probabilities,
-)
+from thinwire.distributions.protocol import CHUNK, F64, I64, Additive, Sums, check_samples
 from thinwire.errors import ConfigError, PayloadError
 
 
@@ -44,42 +35,38 @@ class ExactCounts(Additive):
         width: bits of a count, 32 or 64; a total that does not fit is refused.
     """
 
-    domain: int
     width: int = 32
 
     def __post_init__(self) -> None:
-        check_domain(self.domain)
-        if self.width not in {32, 64}:
-            raise ConfigError(f"width must be 32 or 64, not {self.width!r}")
-
-    def empty(self) -> Any:
-        return np.zeros(self.domain, np.int32 if self.width == 32 else np.int64)
+        super().__post_init__()
+        checks.one_of("ExactCounts", "width", self.width, (32, 64))
 
     @property
     def bits_per_message(self) -> int:
         return self.width * self.domain
 
+    def empty(self) -> Any:
+        return np.zeros(self.domain, np.int32 if self.width == 32 else np.int64)
+
     def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Sums:
-        counts = counted(samples, self.domain)
+        return self.sums_of(counted(samples, self.domain))
+
+    def sums_of(self, counts: I64) -> Sums:
         total = int(counts.sum())
-        self.check_total(total)
+        self.check_count(total)
         return Sums(counts.astype(self.empty().dtype), total)
 
-    def estimate(self, messages: Sums | Sequence[Sums]) -> F64:
-        parts = [messages] if isinstance(messages, Sums) else messages
-        self.check_total(sum(part.count for part in parts))
-        added = self.added(messages)
-        if added.table.min() < 0 or int(added.table.sum(dtype=np.int64)) != added.count:
-            raise PayloadError(f"counts that do not add up to the {added.count} samples announced")
-        return added.table / added.count
+    def check_count(self, n: int) -> None:
+        super().check_count(n)
+        if n >= 1 << (self.width - 1):
+            raise ConfigError(f"{n:,} samples do not fit counts of {self.width} bits: use width=64")
 
-    def check_total(self, total: int) -> None:
-        """Refuse more samples than a count can hold."""
-        if total >= 1 << (self.width - 1):
-            raise ConfigError(f"{total:,} samples do not fit counts of {self.width} bits: use width=64")
+    def estimate_sum(self, sums: Sums) -> F64:
+        if sums.table.min() < 0 or int(sums.table.sum(dtype=np.int64)) != sums.count:
+            raise PayloadError(f"counts that do not add up to the {sums.count} samples announced")
+        return sums.table / sums.count
 
-    def variance(self, p: F64, n: int) -> F64:
-        p = probabilities(p, self.domain)
+    def _variance(self, p: F64, n: int) -> F64:
         return p * (1.0 - p) / n
 
     def predicted_l2(self, n: int) -> float:

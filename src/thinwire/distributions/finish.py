@@ -1,23 +1,23 @@
-"""From messages to an answer: the fit that the structure asks for, its error, and whether it fits at all."""
+"""From messages to a distribution: the fit that the structure asks for, its error, and how well it fits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from thinwire.distributions.cells import CellCounts
 from thinwire.distributions.haar import HaarSketch
-from thinwire.distributions.monotone import Monotone, isotonic
+from thinwire.distributions.monotone import isotonic
+from thinwire.distributions.partition import F64, Partition
 from thinwire.distributions.pieces import fit_pieces
-from thinwire.distributions.protocol import F64, MEAN_MAGNITUDE, AnyProtocol, Messages, Sums, estimate
-from thinwire.distributions.question import Question
+from thinwire.distributions.protocol import MEAN_MAGNITUDE, AnyProtocol, Messages, Sums
 from thinwire.distributions.simplex import onto_simplex
+from thinwire.distributions.spec import LearningSpec
 
-# Noise is uncertain, too: what exceeds it by less says nothing.
+# The noise is only an estimate: what exceeds it by less says nothing.
 NOISE_MARGIN = 1.3
 SMALLEST_MISFIT = 0.02
 
@@ -30,10 +30,11 @@ class Estimate:
     - error: how far from the truth it is expected to be, in `norm` (l2: the root of the squared error);
     - misfit: how much of the data neither the structure nor noise explains, in the same norm; what happens
       inside a cell cannot be seen, so it is rather too small (0 without structure);
-    - bits: what all servers sent together, in messages; `wire_bytes`: what crossed this rank's interface in
-    both
-      directions, frames and agreement included (0 in one process);
-    - protocol, reason: what was used, and why; warnings: what to mind.
+    - bits: what all servers sent together, in messages;
+    - wire_bytes: what crossed this rank's interface in both directions, frames and handshake included (0 in
+      one process);
+    - protocol, reason: what was used, and why;
+    - warnings: a poor fit, for instance.
     """
 
     p: F64
@@ -44,92 +45,73 @@ class Estimate:
     protocol: Any
     reason: str
     wire_bytes: int = 0
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
 def fitted(
-    question: Question, protocol: AnyProtocol, messages: Sequence[Messages | Sums], n: int, predicted: float
+    spec: LearningSpec, protocol: AnyProtocol, messages: Sequence[Messages | Sums], n: int, predicted: float
 ) -> tuple[F64, float, float]:
     """The distribution, its expected error, and the misfit."""
-    if question.structure == "none":
-        p = onto_simplex(estimate(protocol, messages))
-        return p, _error(question, protocol, p, n), 0.0
-    if question.structure == "monotone":
-        p, misfit = _monotone(question, protocol, estimate(protocol, messages), n)
+    if spec.structure == "none":
+        p = onto_simplex(protocol.estimate(messages))
+        return p, _error(spec, protocol, p, n), 0.0
+    if isinstance(protocol, HaarSketch):
+        values, misfit = _from_sketch(protocol, cast("Sequence[Sums]", messages), n)
     else:
-        p, misfit = _histogram(question, protocol, messages, n)
-    return p, predicted + misfit, misfit
+        partition, masses, variance = protocol.cell_masses(messages, n)
+        values, explained = _fit(spec, partition, masses, n)
+        misfit = _misfit(spec, np.abs(masses - explained), variance, partition)
+    return onto_simplex(values), predicted + misfit, misfit
 
 
-def _error(question: Question, protocol: AnyProtocol, p: F64, n: int) -> float:
-    """Of the formula for p as estimated, a little smoothed: symbols never seen are not known to be absent."""
-    doubt = 0.5 * question.domain * protocol.predicted_l2(n)
-    smooth = (p + doubt / question.domain) / (1.0 + doubt)
-    if question.norm == "l1":
+def _error(spec: LearningSpec, protocol: AnyProtocol, p: F64, n: int) -> float:
+    """By the formula for p as estimated, a little smoothed: symbols never seen may still exist."""
+    doubt = 0.5 * spec.domain * protocol.predicted_l2(n)
+    smooth = (p + doubt / spec.domain) / (1.0 + doubt)
+    if spec.norm == "l1":
         return min(2.0, protocol.expected_l1(smooth, n))
     return min(math.sqrt(2.0), math.sqrt(protocol.expected_l2(smooth, n)))
 
 
-def _monotone(question: Question, protocol: AnyProtocol, values: F64, n: int) -> tuple[F64, float]:
-    if isinstance(protocol, Monotone):
-        edges, masses = protocol.edges, protocol.masses(values)
-        variance = protocol.inner.variance(np.maximum(masses, 0.0), n)
-    else:
-        edges, masses = np.arange(question.domain + 1, dtype=np.int64), values
-        variance = protocol.variance(onto_simplex(values), n)
-    lengths = np.diff(edges)
-    density = isotonic(masses, edges, increasing=question.increasing)
-    misfit = _unexplained(question, masses, density * lengths, variance, lengths)
-    return onto_simplex(np.repeat(density, lengths)), misfit
+def _from_sketch(protocol: HaarSketch, messages: Sequence[Sums], n: int) -> tuple[F64, float]:
+    """The fit and its misfit."""
+    fit, energy = protocol.fit(protocol.added(messages))
+    noise = 3.0 * math.sqrt(2.0 / protocol.cols) * (energy + float((fit.values() ** 2).sum()) + 1.0 / n)
+    # Terms that were found but do not fit into the pieces, and energy in terms that were not even found.
+    left = max(0.0, energy - noise, fit.cost - 10.0 * protocol.predicted_l2(n))
+    return fit.values(), math.sqrt(left)
 
 
-def _histogram(
-    question: Question, protocol: AnyProtocol, messages: Sequence[Messages | Sums], n: int
-) -> tuple[F64, float]:
-    pieces = cast(int, question.pieces)
-    if isinstance(protocol, HaarSketch):
-        fit, energy = protocol.fit(cast("Sequence[Sums]", messages))
-        noise = 3.0 * math.sqrt(2.0 / protocol.cols) * (energy + float((fit.values() ** 2).sum()) + 1.0 / n)
-        # Terms that were found but do not fit into the pieces, and energy in terms that were not even found.
-        left = max(0.0, energy - noise, fit.cost - 10.0 * protocol.predicted_l2(n))
-        return onto_simplex(fit.values()), math.sqrt(left)
-    if isinstance(protocol, CellCounts):
-        sums = cast("Sequence[Sums]", messages)
-        fit = protocol.fit(sums, question.norm)
-        edges, masses = np.array(protocol.edges, np.int64), protocol.masses(sums)
-        variance = masses * (1.0 - masses) / n
-    else:
-        masses = estimate(protocol, messages)
-        edges = np.arange(question.domain + 1, dtype=np.int64)
-        fit = fit_pieces(edges, masses, pieces, question.norm, n, exact=question.norm == "l2")
-        variance = protocol.variance(onto_simplex(masses), n)
-    values = fit.values()
-    explained = np.add.reduceat(values, edges[:-1])
-    misfit = _unexplained(question, masses, explained, variance, np.diff(edges))
-    return onto_simplex(values), misfit
+def _fit(spec: LearningSpec, partition: Partition, masses: F64, n: int) -> tuple[F64, F64]:
+    """The fit's density at every symbol, and its masses of the cells."""
+    if spec.structure == "monotone":
+        density = isotonic(masses, partition, increasing=spec.increasing)
+        return np.repeat(density, partition.lengths), density * partition.lengths
+    pieces = cast(int, spec.pieces)
+    values = fit_pieces(partition, masses, pieces, spec.norm, n, exact=spec.norm == "l2").values()
+    return values, partition.masses(values)
 
 
-def _unexplained(question: Question, masses: F64, explained: F64, variance: F64, lengths: Any) -> float:
-    """How far the fit is from the cells' masses, beyond what their noise accounts for."""
-    distance = np.abs(masses - explained)
-    if question.norm == "l1":
-        return max(
-            0.0, float(distance.sum()) - NOISE_MARGIN * MEAN_MAGNITUDE * float(np.sqrt(variance).sum())
-        )
-    squared = float((distance**2 / lengths).sum()) - NOISE_MARGIN * float((variance / lengths).sum())
-    return math.sqrt(max(0.0, squared))
+def _misfit(spec: LearningSpec, distance: F64, variance: F64, partition: Partition) -> float:
+    """How far the fit is from the masses of the cells, beyond what their noise accounts for."""
+    if spec.norm == "l1":
+        noise = NOISE_MARGIN * MEAN_MAGNITUDE * float(np.sqrt(variance).sum())
+        return max(0.0, float(distance.sum()) - noise)
+    noise = NOISE_MARGIN * float((variance / partition.lengths).sum())
+    return math.sqrt(max(0.0, float((distance**2 / partition.lengths).sum()) - noise))
 
 
-def fit_warning(question: Question, misfit: float, predicted: float) -> tuple[str, ...]:
-    scale = 1.0 if question.norm == "l1" else 1.0 / math.sqrt(question.domain)
+def fit_warning(spec: LearningSpec, misfit: float, predicted: float) -> tuple[str, ...]:
+    scale = 1.0 if spec.norm == "l1" else 1.0 / math.sqrt(spec.domain)
     if misfit <= max(predicted, SMALLEST_MISFIT * scale):
         return ()
-    if question.structure == "monotone":
-        way = "rising" if question.increasing else "falling"
-        what, advice = f"not {way}", "turn `increasing` around, or use structure='none'"
+    if spec.structure == "monotone":
+        fact = f"not {'rising' if spec.increasing else 'falling'}"
+        advice = f"use increasing={not spec.increasing}, or structure='none'"
     else:
-        what, advice = f"no histogram of {question.pieces} pieces", "ask for more pieces, or structure='none'"
+        fact = f"no histogram of {spec.pieces} pieces"
+        advice = "ask for more pieces, or structure='none'"
     return (
-        f"poor fit: the data are {what}; {misfit:.2g} of {question.norm} error is left that noise does not "
-        f"explain. p is the best approximation found; {advice}",
+        f"poor fit: the data are {fact}; noise does not explain {misfit:.2g} of the {spec.norm} error. "
+        f"p is the best approximation found; {advice}",
     )

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from thinwire.distributions import kernels
-from thinwire.distributions.protocol import (
-    F64,
-    I64,
-    Coded,
-    Messages,
-    bits_for,
-    check_bits,
-    check_domain,
-    group_sizes,
-    probabilities,
-    visits,
-)
+from thinwire.distributions.protocol import F64, I64, FewBits, Messages, bits_for, group_sizes, visits
 from thinwire.errors import PayloadError
 
 
 @dataclass(frozen=True)
-class Grouping(Coded):
+class Grouping(FewBits):
     """Grouping: player i reports where in block i mod t its sample lies, or that it is elsewhere.
 
     Blocks have B - 1 = 2^bits - 1 symbols, so t = ceil(domain / (B - 1)); the estimate is hits over the size
@@ -40,16 +28,9 @@ class Grouping(Coded):
     Differences from the paper: groups by turns instead of at random, so their sizes differ by one at most.
     """
 
-    domain: int
-    bits: int
-
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-        check_bits(self.bits, bits_for(self.domain + 1), "grouping over this domain")
-
     @property
-    def bits_per_message(self) -> int:
-        return self.bits
+    def most_bits(self) -> int:
+        return bits_for(self.domain + 1)
 
     @property
     def width(self) -> int:
@@ -66,20 +47,20 @@ class Grouping(Coded):
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         kernels.grouping_codes(x, first, self.width, self.groups, out)
 
-    def begin(self, parts: Sequence[Messages]) -> I64:
-        return np.zeros(self.groups * self.width, np.int64)
+    @property
+    def tally_size(self) -> int:
+        return self.groups * self.width
 
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        kernels.grouping_tally(codes, first, self.width, self.groups, into)
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        kernels.grouping_tally(codes, first, self.width, self.groups, tally)
 
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
         if tally[self.domain :].any():
             raise PayloadError(f"a message names a symbol beyond the domain of {self.domain}")
         sizes = group_sizes(parts, self.groups)
         return tally[: self.domain] / np.repeat(sizes, self.width)[: self.domain]
 
-    def variance(self, p: F64, n: int) -> F64:
-        p = probabilities(p, self.domain)
+    def _variance(self, p: F64, n: int) -> F64:
         sizes = visits(0, n, self.groups)
         return p * (1.0 - p) / np.repeat(sizes, self.width)[: self.domain]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,13 @@ import numpy as np
 import torch
 
 from thinwire import kernels as tensor_kernels
+from thinwire.core import checks
 from thinwire.distributions.counts import counted
 from thinwire.distributions.hadamard import power_of_two
+from thinwire.distributions.partition import Partition
 from thinwire.distributions.pieces import Fit, fit_pieces
-from thinwire.distributions.protocol import F64, Additive, Sums, bits_for, check_domain
-from thinwire.errors import ConfigError, PayloadError
+from thinwire.distributions.protocol import F64, Additive, Sums, bits_for
+from thinwire.errors import PayloadError
 
 ROWS = (1, 3, 5, 7)
 
@@ -82,20 +83,16 @@ class HaarSketch(Additive):
     this one is built from its statement.
     """
 
-    domain: int
     pieces: int
     cols: int
     rows: int = 5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_domain(self.domain)
-        if not 1 <= self.pieces <= self.domain:
-            raise ConfigError(f"pieces must be in 1..{self.domain}, not {self.pieces!r}")
-        if self.rows not in ROWS or not 64 <= self.cols <= 2**26:
-            raise ConfigError(
-                f"a sketch has {ROWS} rows and 64 columns or more, not {self.rows} x {self.cols}"
-            )
+        super().__post_init__()
+        checks.whole("HaarSketch", "pieces", self.pieces, 1, self.domain)
+        checks.whole("HaarSketch", "cols", self.cols, 64, 2**26)
+        checks.one_of("HaarSketch", "rows", self.rows, ROWS)
 
     def empty(self) -> Any:
         return np.zeros((self.rows, self.cols), np.float32)
@@ -117,15 +114,14 @@ class HaarSketch(Additive):
         tensor_kernels.sketch_insert(coefficients, self.rows, self.cols, self.seed, table)
         return Sums(table.numpy(), int(counts.sum()))
 
-    def estimate(self, messages: Sums | Sequence[Sums]) -> F64:
-        return self.fit(messages)[0].values()
+    def estimate_sum(self, sums: Sums) -> F64:
+        return self.fit(sums)[0].values()
 
-    def fit(self, messages: Sums | Sequence[Sums]) -> tuple[Fit, float]:
+    def fit(self, sums: Sums) -> tuple[Fit, float]:
         """The pieces, and the part of p's energy that is neither in them nor explained by sampling."""
-        added = self.added(messages)
-        if not np.isfinite(added.table).all():
+        if not np.isfinite(sums.table).all():
             raise PayloadError("a sketch with numbers that are not finite")
-        table = torch.from_numpy(np.ascontiguousarray(added.table / np.float32(added.count)))
+        table = torch.from_numpy(np.ascontiguousarray(sums.table / np.float32(sums.count)))
         size = power_of_two(self.domain)
         terms = min(self.terms, size)
         largest = tensor_kernels.sketch_query_topk(table, size, self.seed, terms).numpy()
@@ -134,14 +130,15 @@ class HaarSketch(Additive):
         coefficients = np.zeros(size)
         coefficients[largest] = estimates.numpy()[largest]
         recovered = inverse_haar(coefficients)[: self.domain]
-        steps = np.concatenate(([0], np.flatnonzero(np.diff(recovered)) + 1, [self.domain])).astype(np.int64)
-        masses = recovered[steps[:-1]] * np.diff(steps)
-        fit = fit_pieces(steps, masses, self.pieces, "l2", added.count, exact=True)
-        energy = float(np.median((added.table.astype(np.float64) / added.count) ** 2 @ np.ones(self.cols)))
-        kept = float((fit.masses**2 / np.diff(fit.edges)).sum())
-        return fit, energy - kept - 1.0 / added.count
+        jumps = np.flatnonzero(np.diff(recovered)) + 1
+        steps = Partition(np.concatenate(([0], jumps, [self.domain])).astype(np.int64))
+        masses = recovered[steps.edges[:-1]] * steps.lengths
+        fit = fit_pieces(steps, masses, self.pieces, "l2", sums.count, exact=True)
+        energy = float(np.median((sums.table.astype(np.float64) / sums.count) ** 2 @ np.ones(self.cols)))
+        kept = float((fit.masses**2 / fit.partition.lengths).sum())
+        return fit, energy - kept - 1.0 / sums.count
 
-    def variance(self, p: F64, n: int) -> F64:
+    def _variance(self, p: F64, n: int) -> F64:
         """Not known exactly: the predicted error, spread evenly."""
         return np.full(self.domain, self.predicted_l2(n) / self.domain)
 

@@ -5,25 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from thinwire.distributions import kernels
 from thinwire.distributions.hadamard import fwht, power_of_two
-from thinwire.distributions.protocol import (
-    F64,
-    I64,
-    Coded,
-    Messages,
-    bits_for,
-    check_domain,
-    group_sizes,
-    probabilities,
-    visits,
-)
+from thinwire.distributions.protocol import F64, I64, Coded, Messages, bits_for, total_count
+from thinwire.distributions.recursive_hadamard import HadamardSigns
 from thinwire.errors import ConfigError
-from thinwire.kernels._random import SPLIT_STEP, mix64
+from thinwire.kernels.generator import SPLIT_STEP, mix64
 
 
 def check_epsilon(epsilon: float) -> None:
@@ -40,12 +31,11 @@ def truth_of(epsilon: float) -> float:
 class _Private(Coded):
     """What both protocols with local privacy have."""
 
-    domain: int
     epsilon: float
     private_coins: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_domain(self.domain)
+        super().__post_init__()
         check_epsilon(self.epsilon)
 
     @property
@@ -83,29 +73,29 @@ class HadamardResponse(_Private):
     def bits_per_message(self) -> int:
         return bits_for(self.size)
 
+    @property
+    def tally_size(self) -> int:
+        return self.size
+
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         other = np.uint64(mix64(int(key) ^ SPLIT_STEP))
         kernels.response_codes(x, first, key, other, truth_of(self.epsilon), self.size, out)
 
-    def begin(self, parts: Sequence[Messages]) -> I64:
-        return np.zeros(self.size, np.int64)
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        kernels.count(codes, tally)
 
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        kernels.count(codes, into)
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
+        return fwht(tally / total_count(parts))[1 : self.domain + 1] / self.contrast
 
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
-        frequencies = tally / sum(part.count for part in parts)
-        return fwht(frequencies)[1 : self.domain + 1] / self.contrast
-
-    def variance(self, p: F64, n: int) -> F64:
-        return (1.0 / self.contrast**2 - probabilities(p, self.domain) ** 2) / n
+    def _variance(self, p: F64, n: int) -> F64:
+        return (1.0 / self.contrast**2 - p**2) / n
 
     def predicted_l2(self, n: int) -> float:
         return (self.domain / self.contrast**2 - 1.0 / self.domain) / n
 
 
 @dataclass(frozen=True)
-class OneBitHadamard(_Private):
+class OneBitHadamard(_Private, HadamardSigns):
     """One-bit Hadamard: player i sends H[i mod K, x], turned around with probability 1 / (1 + e^epsilon).
 
     Epsilon-locally private with one bit and no public coin. With c = (e^epsilon - 1) / (e^epsilon + 1) and a
@@ -123,32 +113,15 @@ class OneBitHadamard(_Private):
         return 1
 
     @property
-    def rows(self) -> int:
-        return power_of_two(self.domain)
-
-    @property
-    def smallest(self) -> int:
-        return self.rows
+    def blocks(self) -> int:
+        return 1
 
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
-        kernels.hadamard_codes(x, first, 0, self.rows, out)
+        super().codes(x, first, key, out)
         kernels.flip(first, key, truth_of(self.epsilon), out)
 
-    def begin(self, parts: Sequence[Messages]) -> F64:
-        return np.zeros(self.rows)
-
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        kernels.hadamard_tally(codes, first, self.rows, into)
-
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
-        means = tally / (group_sizes(parts, self.rows) * self.contrast)
-        return fwht(means)[: self.domain] / self.rows
-
-    def variance(self, p: F64, n: int) -> F64:
-        padded = np.zeros(self.rows)
-        padded[: self.domain] = probabilities(p, self.domain)
-        of_means = (1.0 / self.contrast**2 - fwht(padded) ** 2) / visits(0, n, self.rows)
-        return np.full(self.domain, of_means.sum() / self.rows**2)
+    def _sign_energy(self, blocks: F64) -> float:
+        return 1.0 / self.contrast**2
 
     def predicted_l2(self, n: int) -> float:
         return self.domain * (1.0 / self.contrast**2 - 1.0 / self.domain) / n

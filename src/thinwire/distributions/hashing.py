@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from thinwire.distributions import kernels
 from thinwire.distributions.hadamard import fwht, power_of_two
-from thinwire.distributions.protocol import (
-    F64,
-    I64,
-    Coded,
-    Messages,
-    bits_for,
-    check_bits,
-    check_domain,
-    probabilities,
-)
+from thinwire.distributions.protocol import F64, I64, FewBits, Messages, bits_for, total_count
 from thinwire.errors import ConfigError
-from thinwire.kernels._random import mix64
+from thinwire.kernels.generator import mix64
 
 MOST_BITS = 8
 # Additions the decoder may need: some fifteen seconds on one core.
@@ -29,7 +19,7 @@ WORK_LIMIT = 2**31
 
 
 @dataclass(frozen=True)
-class PublicHash(Coded):
+class PublicHash(FewBits):
     """Public random hashing: player i sends h_i(x), `bits` bits of a hash that all know.
 
     With B = 2^bits and N_x the number of players whose message is what they would have sent for x,
@@ -53,21 +43,20 @@ class PublicHash(Coded):
     Differences from the paper: the linear hashes and the decoder above.
     """
 
-    domain: int
-    bits: int
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-        check_bits(self.bits, min(MOST_BITS, bits_for(self.domain)), "public hashing over this domain")
+    @property
+    def most_bits(self) -> int:
+        return min(MOST_BITS, bits_for(self.domain))
 
     @property
-    def bits_per_message(self) -> int:
-        return self.bits
+    def buckets(self) -> int:
+        """B, the number of values of a hash."""
+        return 1 << self.bits
 
     def work(self, n: int) -> int:
         """Additions to decode n messages."""
-        return (n << self.bits) + self._size * bits_for(self._size)
+        return n * self.buckets + self.tally_size * bits_for(self.tally_size)
 
     def check_count(self, n: int) -> None:
         super().check_count(n)
@@ -82,31 +71,23 @@ class PublicHash(Coded):
         return np.uint64(mix64(self.seed))
 
     @property
-    def _size(self) -> int:
+    def tally_size(self) -> int:
         return power_of_two(self.domain)
 
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         kernels.hash_codes(x, first, self._key, self.bits, np.empty(len(x), np.uint64), out)
 
-    def begin(self, parts: Sequence[Messages]) -> F64:
-        return np.zeros(self._size)
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        kernels.hash_tally(codes, first, self._key, self.bits, np.uint64(self.tally_size - 1), tally)
 
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        kernels.hash_tally(codes, first, self._key, self.bits, np.uint64(self._size - 1), into)
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
+        fits = fwht(tally.astype(np.float64))[: self.domain] / self.buckets
+        return (self.buckets * fits / total_count(parts) - 1.0) / (self.buckets - 1)
 
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
-        n = sum(part.count for part in parts)
-        buckets = 1 << self.bits
-        fits = fwht(tally)[: self.domain] / buckets
-        return (buckets * fits / n - 1.0) / (buckets - 1)
-
-    def variance(self, p: F64, n: int) -> F64:
-        p = probabilities(p, self.domain)
-        buckets = 1 << self.bits
-        q = p + (1.0 - p) / buckets
-        return (buckets / (buckets - 1)) ** 2 * q * (1.0 - q) / n
+    def _variance(self, p: F64, n: int) -> F64:
+        q = p + (1.0 - p) / self.buckets
+        return (self.buckets / (self.buckets - 1)) ** 2 * q * (1.0 - q) / n
 
     def predicted_l2(self, n: int) -> float:
-        buckets = 1 << self.bits
-        q = 1.0 / self.domain + (1.0 - 1.0 / self.domain) / buckets
-        return self.domain * (buckets / (buckets - 1)) ** 2 * q * (1.0 - q) / n
+        q = 1.0 / self.domain + (1.0 - 1.0 / self.domain) / self.buckets
+        return self.domain * (self.buckets / (self.buckets - 1)) ** 2 * q * (1.0 - q) / n

@@ -122,30 +122,31 @@ def split(x: I64, first: int, key: np.uint64, domain: int, out: I64) -> None:
         out[j] = x[j] + coin * domain
 
 
+# Accepted samples so far, then of the round: hits, the block and code of the last one, whether it is vetoed.
+SIMULATION_STATE = 5
+
+
 @kernel
-def simulate(
-    codes: I64, first: int, width: int, groups: int, domain: int, state: I64, accepted: I64, found: int
-) -> int:
-    """Rounds of 2 x groups players; `state` (hits, block, code, vetoed) lives on between calls."""
+def simulate(codes: I64, first: int, width: int, groups: int, domain: int, tally: I64) -> None:
+    """Rounds of 2 x groups players; `tally` is the state between calls, then the samples accepted."""
     place = first % (2 * groups)
     for j in range(len(codes)):
         if place == 0:
-            state[0] = state[1] = state[2] = state[3] = 0
+            tally[1:SIMULATION_STATE] = 0
         code = codes[j]
         if code:
             if place < groups:
-                state[0] += 1
-                state[1] = place
-                state[2] = code
-            elif place - groups == state[1]:
-                state[3] = 1
+                tally[1] += 1
+                tally[2] = place
+                tally[3] = code
+            elif place - groups == tally[2]:
+                tally[4] = 1
         place += 1
         if place == 2 * groups:
             place = 0
-            if state[0] == 1 and state[3] == 0:
-                accepted[found] = (state[1] * width + state[2] - 1) % domain
-                found += 1
-    return found
+            if tally[1] == 1 and tally[4] == 0:
+                tally[SIMULATION_STATE + tally[0]] = (tally[2] * width + tally[3] - 1) % domain
+                tally[0] += 1
 
 
 @kernel
@@ -169,14 +170,14 @@ def hash_codes(x: I64, first: int, key: np.uint64, bits: int, words: U64, codes:
 
 
 @kernel
-def hash_tally(codes: I64, first: int, key: np.uint64, bits: int, mask: np.uint64, spectrum: F64) -> None:
+def hash_tally(codes: I64, first: int, key: np.uint64, bits: int, mask: np.uint64, spectrum: I64) -> None:
     """Add each message's Walsh spectrum: its 2^bits frequencies, visited in Gray code order."""
     for j in range(len(codes)):
         word = mix64(key + np.uint64(first + j))
         code = codes[j]
         frequency = np.uint64(0)
-        sign = 1.0
-        spectrum[0] += 1.0
+        sign = 1
+        spectrum[0] += 1
         for subset in range(1, 1 << bits):
             b = 0
             while not (subset >> b) & 1:
@@ -198,10 +199,10 @@ def hadamard_codes(x: I64, first: int, block_bits: int, rows: int, codes: I64) -
 
 
 @kernel
-def hadamard_tally(codes: I64, first: int, rows: int, sums: F64) -> None:
+def hadamard_tally(codes: I64, first: int, rows: int, sums: I64) -> None:
     for j in range(len(codes)):
         row = (first + j) & (rows - 1)
-        sums[(codes[j] >> 1) * rows + row] += 1.0 - 2.0 * (codes[j] & 1)
+        sums[(codes[j] >> 1) * rows + row] += 1 - 2 * (codes[j] & 1)
 
 
 @kernel

@@ -6,23 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from thinwire.core import checks
 from thinwire.distributions import kernels
 from thinwire.distributions.grouping import Grouping
-from thinwire.distributions.protocol import (
-    F64,
-    I64,
-    MEAN_MAGNITUDE,
-    Coded,
-    Messages,
-    bits_for,
-    check_domain,
-    probabilities,
-)
+from thinwire.distributions.partition import F64, I64, Partition
+from thinwire.distributions.protocol import MEAN_MAGNITUDE, Coded, Messages, bits_for
 from thinwire.distributions.raw import Raw
 from thinwire.errors import ConfigError
 
@@ -45,7 +36,7 @@ class Monotone(Coded):
     epsilon) cells is flattened, so T cells are all that must be learned: ceil(log2 T) bits a sample, and
     O(T / epsilon^2) samples, where symbols would take log2(domain) bits and O(domain / epsilon^2) samples.
 
-    `estimate` is the flattened estimate, unbiased for the flattened p; `fitted` is the nearest monotone one.
+    `estimate` is unbiased for the flattened p; `isotonic` finds the nearest monotone one.
 
     Args:
         domain: samples are in 0..domain - 1.
@@ -57,36 +48,30 @@ class Monotone(Coded):
     Differences from the paper: the isotonic fit, and grouping for small messages.
     """
 
-    domain: int
     epsilon: float
     bits: int = 0
     increasing: bool = False
 
     def __post_init__(self) -> None:
-        check_domain(self.domain)
+        super().__post_init__()
         if not 0.0 < self.epsilon <= 1.0:
-            raise ConfigError(f"epsilon must be in (0, 1], not {self.epsilon!r}")
-        if self.bits and not 1 <= self.bits <= bits_for(self.cells):
-            raise ConfigError(f"bits must be 0 or in 1..{bits_for(self.cells)}, not {self.bits!r}")
+            raise ConfigError(f"Monotone: epsilon must be a number in (0, 1], not {self.epsilon!r}")
+        checks.whole("Monotone", "bits", self.bits, 0, bits_for(self.cells))
 
     @cached_property
-    def edges(self) -> I64:
+    def partition(self) -> Partition:
         edges = birge_edges(self.domain, self.epsilon)
-        return self.domain - edges[::-1] if self.increasing else edges
+        return Partition(self.domain - edges[::-1] if self.increasing else edges)
 
     @property
     def cells(self) -> int:
-        return len(self.edges) - 1
-
-    @cached_property
-    def _cell_of(self) -> NDArray[np.int32]:
-        return np.repeat(np.arange(self.cells, dtype=np.int32), np.diff(self.edges))
+        return self.partition.cells
 
     @cached_property
     def inner(self) -> Raw | Grouping:
         """How cells are told."""
         if self.bits in {0, bits_for(self.cells)}:
-            return Raw(max(self.cells, 2))
+            return Raw(self.cells)
         return Grouping(self.cells, self.bits)
 
     @property
@@ -101,34 +86,27 @@ class Monotone(Coded):
     def smallest(self) -> int:
         return self.inner.smallest
 
+    @property
+    def tally_size(self) -> int:
+        return self.inner.tally_size
+
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         cells = np.empty_like(out)
-        kernels.look_up(x, self._cell_of, cells)
+        kernels.look_up(x, self.partition.cell_of, cells)
         self.inner.codes(cells, first, key, out)
 
-    def begin(self, parts: Sequence[Messages]) -> Any:
-        return self.inner.begin(parts)
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        self.inner.add(codes, first, tally)
 
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        self.inner.tally(codes, first, into)
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
+        return self.partition.spread(self.inner.finish(tally, parts))
 
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
-        return self.flattened(self.inner.finish(tally, parts)[: self.cells])
+    def cell_masses(self, messages: Sequence[Messages], n: int) -> tuple[Partition, F64, F64]:
+        masses = self.partition.masses(self.estimate(messages))
+        return self.partition, masses, self.inner.variance(np.maximum(masses, 0.0), n)
 
-    def flattened(self, masses: F64) -> F64:
-        lengths = np.diff(self.edges)
-        return np.repeat(masses / lengths, lengths)
-
-    def masses(self, values: F64) -> F64:
-        return np.add.reduceat(values, self.edges[:-1])
-
-    def variance(self, p: F64, n: int) -> F64:
-        """Squared bias of flattening, and the variance of the cell's mass spread over it."""
-        p = probabilities(p, self.domain)
-        masses = self.masses(p)
-        lengths = np.diff(self.edges)
-        spread = self.inner.variance(masses, n) / lengths.astype(np.float64) ** 2
-        return (p - self.flattened(masses)) ** 2 + np.repeat(spread, lengths)
+    def _variance(self, p: F64, n: int) -> F64:
+        return self.partition.variance(p, self.inner.variance(self.partition.masses(p), n))
 
     def predicted_l2(self, n: int) -> float:
         return self.inner.predicted_l2(n)
@@ -138,13 +116,11 @@ class Monotone(Coded):
         return MEAN_MAGNITUDE * math.sqrt(self.cells * self.inner.predicted_l2(n)) + self.epsilon / 4.0
 
 
-def isotonic(masses: F64, edges: I64, *, increasing: bool) -> F64:
+def isotonic(masses: F64, partition: Partition, *, increasing: bool) -> F64:
     """The monotone density nearest to these masses of cells, in l2 over the symbols; one for each cell."""
-    lengths = np.diff(edges).astype(np.float64)
-    density = masses / lengths
+    lengths = partition.lengths.astype(np.float64)
+    way = slice(None, None, -1 if increasing else 1)
+    density = masses[way] / lengths[way]
     out = np.empty_like(density)
-    if increasing:
-        kernels.pool_adjacent(density[::-1].copy(), lengths[::-1].copy(), out)
-        return out[::-1]
-    kernels.pool_adjacent(density, lengths, out)
-    return out
+    kernels.pool_adjacent(density, lengths[way].copy(), out)
+    return out[way]

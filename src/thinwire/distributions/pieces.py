@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.distributions.protocol import F64, I64, Norm
-from thinwire.errors import ConfigError
+from thinwire.core import checks
+from thinwire.distributions.partition import F64, I64, Partition
+from thinwire.distributions.protocol import Norm
 
 # Dynamic programming takes pieces x segments^2 steps; above this many segments greedy merging comes first.
 EXACT_BELOW = 800
@@ -25,16 +26,15 @@ _INFINITE = np.inf
 
 @dataclass(frozen=True)
 class Fit:
-    """`edges` cut the domain into pieces; `masses` of the pieces; what the fit costs against the segments."""
+    """The pieces, their masses, and what the fit costs against the segments."""
 
-    edges: I64
+    partition: Partition
     masses: F64
     cost: float
 
     def values(self) -> F64:
         """The density at every symbol."""
-        lengths = np.diff(self.edges)
-        return np.repeat(self.masses / lengths, lengths)
+        return self.partition.spread(self.masses)
 
 
 class _Costs:
@@ -62,26 +62,25 @@ def _prefix(values: F64) -> F64:
     return np.concatenate(([0.0], np.cumsum(values)))
 
 
-def fit_pieces(edges: I64, masses: F64, pieces: int, norm: Norm, n: int, *, exact: bool) -> Fit:
-    """At most `pieces` pieces out of the segments between `edges`.
+def fit_pieces(segments: Partition, masses: F64, pieces: int, norm: Norm, n: int, *, exact: bool) -> Fit:
+    """At most `pieces` pieces out of the segments.
 
     Greedy merging in rounds (pair neighbours, keep apart the pairs that would cost most) takes near-linear
     time; from `EXACT_BELOW` segments on, neighbours are merged one by one, or, if `exact`, the cheapest cut
     of all is found by dynamic programming. `n`: samples behind the masses; empty segments count as half a
     sample.
     """
-    if pieces < 1:
-        raise ConfigError(f"pieces must be at least 1, not {pieces}")
+    checks.whole("fit_pieces", "pieces", pieces, 1)
     masses = np.maximum(masses, 0.0)
-    costs = _Costs(np.diff(edges), masses, norm, 0.5 / n)
-    cuts = np.arange(len(edges), dtype=np.int64)
+    costs = _Costs(segments.lengths, masses, norm, 0.5 / n)
+    cuts = np.arange(segments.cells + 1, dtype=np.int64)
     while len(cuts) - 1 > max(EXACT_BELOW, 8 * pieces):
         cuts = _merge_round(cuts, costs, max(EXACT_BELOW // 4, 2 * pieces))
     if len(cuts) - 1 > pieces:
         cuts = _cheapest(cuts, costs, pieces) if exact else _merge_singly(cuts, costs, pieces)
     total = _prefix(masses)
     cost = float(costs.of(cuts[:-1], cuts[1:]).sum())
-    return Fit(edges[cuts], total[cuts[1:]] - total[cuts[:-1]], cost)
+    return Fit(Partition(segments.edges[cuts]), total[cuts[1:]] - total[cuts[:-1]], cost)
 
 
 def _merge_round(cuts: I64, costs: _Costs, apart: int) -> I64:

@@ -1,7 +1,7 @@
 """What every protocol is: servers encode samples into messages, a referee estimates p from them.
 
 A player is a server with one sample; a server with several samples plays several players. Players are
-numbered from 0 over all servers, because what a player has to report may depend on its number.
+numbered from 0 over all servers, because what a player reports may depend on its number.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from thinwire.core import checks
 from thinwire.distributions import kernels
+from thinwire.distributions.partition import F64, I64, Partition
+from thinwire.distributions.simplex import onto_simplex
 from thinwire.errors import ConfigError, PayloadError
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 Norm = Literal["l1", "l2"]
 
 LARGEST_DOMAIN = 2**30
-# Codes are worked on in pieces that stay in the cache; a multiple of 8, so that each begins at a byte.
+# Codes are handled in pieces that stay in the cache; a multiple of 8, so that each begins at a byte.
 CHUNK = 1 << 15
 # E|z| of a Gaussian: what an l1 error is made of.
 MEAN_MAGNITUDE = math.sqrt(2.0 / math.pi)
@@ -48,19 +49,15 @@ class Sums:
     count: int
 
 
-def whole(value: object, least: int, most: int) -> bool:
-    """Whether this is a whole number (not a bool) in least..most."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+Message = TypeVar("Message", Messages, Sums)
 
 
-def check_domain(domain: int) -> None:
-    if not whole(domain, 2, LARGEST_DOMAIN):
-        raise ConfigError(f"domain must be a whole number in 2..{LARGEST_DOMAIN}, not {domain!r}")
+def listed(messages: Message | Sequence[Message]) -> list[Message]:
+    return [messages] if isinstance(messages, Messages | Sums) else list(messages)
 
 
-def check_bits(bits: int, most: int, what: str) -> None:
-    if not whole(bits, 1, most):
-        raise ConfigError(f"{what} takes 1..{most} bits for a message, not {bits!r}")
+def total_count(parts: Sequence[Messages | Sums]) -> int:
+    return sum(part.count for part in parts)
 
 
 def check_samples(samples: Any, domain: int) -> NDArray[np.integer[Any]]:
@@ -79,11 +76,6 @@ def check_samples(samples: Any, domain: int) -> NDArray[np.integer[Any]]:
     return x
 
 
-def bits_for(values: int) -> int:
-    """How many bits tell `values` things apart; at least one."""
-    return max(1, (values - 1).bit_length())
-
-
 def probabilities(p: F64, domain: int) -> F64:
     p = np.asarray(p, np.float64)
     if p.shape != (domain,):
@@ -91,24 +83,23 @@ def probabilities(p: F64, domain: int) -> F64:
     return p
 
 
-def visits(first: int, count: int, groups: int) -> I64:
-    """How many of the players first .. first + count are in each group i mod groups."""
-    sizes = np.full(groups, count // groups, np.int64)
-    extra = count % groups
-    sizes[(first + np.arange(extra)) % groups] += 1
-    return sizes
+def bits_for(values: int) -> int:
+    """How many bits tell `values` things apart; at least one."""
+    return max(1, (values - 1).bit_length())
 
 
-class Protocol(ABC):
+@dataclass(frozen=True)
+class Protocol(ABC, Generic[Message]):
     """How a distribution over 0..domain - 1 is learned from messages.
 
     `estimate` is before any projection onto the simplex, so that it can be unbiased.
     """
 
     domain: int
-    additive: ClassVar[bool] = False
-    model: ClassVar[str] = "simultaneous"
     private_coins: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        checks.whole(type(self).__name__, "domain", self.domain, 2, LARGEST_DOMAIN)
 
     @property
     @abstractmethod
@@ -116,12 +107,31 @@ class Protocol(ABC):
         """What one message costs."""
 
     @abstractmethod
+    def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Message:
+        """The messages of players first, first + 1, ...; `rng` tosses their private coins, if they have any.
+
+        Without `rng` private coins come from the operating system.
+        """
+
+    def estimate(self, messages: Message | Sequence[Message]) -> F64:
+        """p, before projection. Bytes that no encoder makes are a PayloadError."""
+        parts = listed(messages)
+        self.check_count(total_count(parts))
+        return self._estimate(parts)
+
+    @abstractmethod
+    def _estimate(self, parts: list[Message]) -> F64: ...
+
     def variance(self, p: F64, n: int) -> F64:
         """The expected squared error of each entry of the estimate from n messages."""
+        return self._variance(probabilities(p, self.domain), n)
+
+    @abstractmethod
+    def _variance(self, p: F64, n: int) -> F64: ...
 
     @abstractmethod
     def predicted_l2(self, n: int) -> float:
-        """The expected squared l2 error for the uniform distribution, without a look at the domain's size."""
+        """The expected squared l2 error for the uniform distribution; costs the same for every domain."""
 
     @property
     def smallest(self) -> int:
@@ -133,25 +143,30 @@ class Protocol(ABC):
         return float(self.variance(p, n).sum())
 
     def expected_l1(self, p: F64, n: int) -> float:
-        """The expected l1 error where the entries' errors are Gaussian, as they are for many messages."""
+        """The expected l1 error if the entries' errors are Gaussian, as they are for many messages."""
         return MEAN_MAGNITUDE * float(np.sqrt(self.variance(p, n)).sum())
+
+    def cell_masses(self, messages: Sequence[Message], n: int) -> tuple[Partition, F64, F64]:
+        """The cells that the protocol sees, their estimated masses, and the variances of those."""
+        values = self.estimate(messages)
+        return Partition.of_symbols(self.domain), values, self.variance(onto_simplex(values), n)
 
     def check_count(self, n: int) -> None:
         if n < self.smallest:
             raise ConfigError(
                 f"{self} needs {self.smallest:,} messages or more, not {n:,}: the domain of {self.domain:,} "
-                "is too large for this budget. Use more bits a message, or more samples"
+                "is too large for this budget. Use more bits per message, or more samples"
             )
 
 
-class Coded(Protocol):
+AnyProtocol = Protocol[Any]
+
+
+@dataclass(frozen=True)
+class Coded(Protocol[Messages]):
     """A protocol whose messages are codes of a fixed number of bits."""
 
     def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Messages:
-        """The messages of players first, first + 1, ...; `rng` tosses their private coins, if they have any.
-
-        Without `rng` private coins come from the operating system.
-        """
         x = check_samples(samples, self.domain)
         key = np.uint64(0)
         if self.private_coins:
@@ -159,55 +174,89 @@ class Coded(Protocol):
             key = np.uint64(rng.integers(2**63))
         bits, n = self.bits_per_message, len(x)
         payload = np.empty((bits * n + 7) // 8, np.uint8)
-        codes = np.empty(min(CHUNK, n), np.int64)
+        buffer = np.empty(min(CHUNK, n), np.int64)
         for low in range(0, n, CHUNK):
             piece = x[low : low + CHUNK].astype(np.int64, copy=False)
-            mine = codes[: len(piece)]
-            self.codes(piece, first + low, key, mine)
-            kernels.pack(mine, bits, payload[low * bits // 8 : ((low + len(piece)) * bits + 7) // 8])
+            codes = buffer[: len(piece)]
+            self.codes(piece, first + low, key, codes)
+            kernels.pack(codes, bits, payload[low * bits // 8 : ((low + len(piece)) * bits + 7) // 8])
         return Messages(payload, n, first)
 
-    def estimate(self, messages: Messages | Sequence[Messages]) -> F64:
-        """p, before projection. Bytes that no encoder makes are a PayloadError."""
-        parts = [messages] if isinstance(messages, Messages) else list(messages)
-        parts.sort(key=lambda part: part.first)
-        self.check_count(sum(part.count for part in parts))
-        tally = self.begin(parts)
-        codes = np.empty(CHUNK, np.int64)
-        for part in parts:
-            self._read(part, codes, tally)
-        return self.finish(tally, parts)
+    def _estimate(self, parts: list[Messages]) -> F64:
+        return self.finish(self.tally(parts), parts)
 
-    def _read(self, part: Messages, codes: I64, tally: Any) -> None:
+    def tally(self, parts: Sequence[Messages]) -> I64:
+        """What all messages add up to."""
+        parts = sorted(parts, key=lambda part: part.first)
         bits = self.bits_per_message
-        needed = (bits * part.count + 7) // 8
-        if part.count < 0 or part.first < 0 or part.payload.shape != (needed,):
-            raise PayloadError(f"{part.count} messages of {bits} bits do not fit {part.payload.size} bytes")
-        for low in range(0, part.count, CHUNK):
-            high = min(low + CHUNK, part.count)
-            mine = codes[: high - low]
-            largest = kernels.unpack(part.payload[low * bits // 8 : (high * bits + 7) // 8], bits, mine)
-            if largest >= self.code_limit:
-                raise PayloadError(f"code {largest} where {self} has only {self.code_limit}")
-            self.tally(mine, part.first + low, tally)
+        for part in parts:
+            needed = (bits * part.count + 7) // 8
+            if part.count < 0 or part.first < 0 or part.payload.shape != (needed,):
+                size = part.payload.size
+                raise PayloadError(f"{part.count} messages of {bits} bits do not fit {size} bytes")
+        tally = self.empty(parts)
+        buffer = np.empty(CHUNK, np.int64)
+        for part in parts:
+            for low in range(0, part.count, CHUNK):
+                high = min(low + CHUNK, part.count)
+                codes = buffer[: high - low]
+                largest = kernels.unpack(part.payload[low * bits // 8 : (high * bits + 7) // 8], bits, codes)
+                if largest >= self.code_limit:
+                    raise PayloadError(f"code {largest} where {self} has only {self.code_limit}")
+                self.add(codes, part.first + low, tally)
+        return tally
 
     @property
     def code_limit(self) -> int:
         return 1 << self.bits_per_message
+
+    @property
+    @abstractmethod
+    def tally_size(self) -> int: ...
+
+    def empty(self, parts: Sequence[Messages]) -> I64:
+        """A tally of nothing, to which these messages can be added."""
+        return np.zeros(self.tally_size, np.int64)
 
     @abstractmethod
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         """Codes of the samples of players first, first + 1, ..."""
 
     @abstractmethod
-    def begin(self, parts: Sequence[Messages]) -> Any:
-        """What `tally` adds codes to."""
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        """Add the codes of players first, first + 1, ... to the tally."""
 
     @abstractmethod
-    def tally(self, codes: I64, first: int, into: Any) -> None: ...
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
+        """The estimate from the tally."""
 
+
+@dataclass(frozen=True)
+class FewBits(Coded):
+    """Codes of as many bits as one likes, up to `most_bits`."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.whole(type(self).__name__, "bits", self.bits, 1, self.most_bits)
+
+    @property
     @abstractmethod
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64: ...
+    def most_bits(self) -> int:
+        """More bits would be of no use."""
+
+    @property
+    def bits_per_message(self) -> int:
+        return self.bits
+
+
+def visits(first: int, count: int, groups: int) -> I64:
+    """How many of the players first .. first + count are in each group i mod groups."""
+    sizes = np.full(groups, count // groups, np.int64)
+    extra = count % groups
+    sizes[(first + np.arange(extra)) % groups] += 1
+    return sizes
 
 
 def group_sizes(parts: Sequence[Messages], groups: int) -> I64:
@@ -221,50 +270,26 @@ def group_sizes(parts: Sequence[Messages], groups: int) -> I64:
     return sizes
 
 
-class Additive(Protocol):
+@dataclass(frozen=True)
+class Additive(Protocol[Sums]):
     """A protocol whose messages are tables that add up: one all-reduce, whatever the number of samples."""
-
-    additive: ClassVar[bool] = True
-
-    @abstractmethod
-    def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Sums:
-        """One table for all samples of a server."""
-
-    @abstractmethod
-    def estimate(self, messages: Sums | Sequence[Sums]) -> F64: ...
-
-    def added(self, messages: Sums | Sequence[Sums]) -> Sums:
-        parts = [messages] if isinstance(messages, Sums) else list(messages)
-        empty = self.empty()
-        for part in parts:
-            if part.table.shape != empty.shape or part.table.dtype != empty.dtype:
-                what = f"{part.table.dtype} {part.table.shape}"
-                raise PayloadError(f"a table of {what} where {self} has {empty.dtype} {empty.shape}")
-            empty += part.table
-        total = sum(part.count for part in parts)
-        self.check_count(total)
-        return Sums(empty, total)
 
     @abstractmethod
     def empty(self) -> NDArray[Any]:
         """A table of zeros."""
 
-    @property
-    def bits_per_message(self) -> int:
+    def _estimate(self, parts: list[Sums]) -> F64:
+        return self.estimate_sum(self.added(parts))
+
+    @abstractmethod
+    def estimate_sum(self, sums: Sums) -> F64:
+        """The estimate from the sum of all tables."""
+
+    def added(self, parts: Sequence[Sums]) -> Sums:
         table = self.empty()
-        return 8 * table.nbytes
-
-
-AnyProtocol = Coded | Additive
-
-
-def encode(
-    protocol: AnyProtocol, samples: Any, rng: np.random.Generator | None, first: int
-) -> Messages | Sums:
-    return protocol.encode(samples, rng, first)
-
-
-def estimate(protocol: AnyProtocol, messages: Sequence[Messages | Sums]) -> F64:
-    if isinstance(protocol, Additive):
-        return protocol.estimate(cast("Sequence[Sums]", messages))
-    return protocol.estimate(cast("Sequence[Messages]", messages))
+        for part in parts:
+            if part.table.shape != table.shape or part.table.dtype != table.dtype:
+                got = f"{part.table.dtype} {part.table.shape}"
+                raise PayloadError(f"a table of {got} where {self} has {table.dtype} {table.shape}")
+            table += part.table
+        return Sums(table, total_count(parts))

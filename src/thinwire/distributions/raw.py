@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from thinwire.distributions import kernels
-from thinwire.distributions.protocol import F64, I64, Coded, Messages, bits_for, check_domain, probabilities
+from thinwire.distributions.protocol import F64, I64, Coded, Messages, bits_for, total_count
 
 
 @dataclass(frozen=True)
@@ -23,11 +22,6 @@ class Raw(Coded):
         domain: samples are in 0..domain - 1.
     """
 
-    domain: int
-
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-
     @property
     def bits_per_message(self) -> int:
         return bits_for(self.domain)
@@ -36,20 +30,20 @@ class Raw(Coded):
     def code_limit(self) -> int:
         return self.domain
 
+    @property
+    def tally_size(self) -> int:
+        return self.domain
+
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         out[:] = x
 
-    def begin(self, parts: Sequence[Messages]) -> I64:
-        return np.zeros(self.domain, np.int64)
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        kernels.count(codes, tally)
 
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        kernels.count(codes, into)
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
+        return tally / total_count(parts)
 
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
-        return tally / sum(part.count for part in parts)
-
-    def variance(self, p: F64, n: int) -> F64:
-        p = probabilities(p, self.domain)
+    def _variance(self, p: F64, n: int) -> F64:
         return p * (1.0 - p) / n
 
     def predicted_l2(self, n: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.distributions.protocol import F64
+from thinwire.distributions.partition import F64
 
 
 def onto_simplex(values: F64) -> F64:
@@ -14,5 +14,5 @@ def onto_simplex(values: F64) -> F64:
     """
     descending = np.sort(values)[::-1]
     excess = np.cumsum(descending) - 1.0
-    kept = int(np.flatnonzero(descending * np.arange(1, len(values) + 1) > excess)[-1])
-    return np.maximum(values - excess[kept] / (kept + 1), 0.0)
+    last = int(np.flatnonzero(descending * np.arange(1, len(values) + 1) > excess)[-1])
+    return np.maximum(values - excess[last] / (last + 1), 0.0)

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from thinwire.distributions import kernels
-from thinwire.distributions.protocol import (
-    CHUNK,
-    F64,
-    I64,
-    Coded,
-    Messages,
-    bits_for,
-    check_bits,
-    check_domain,
-    probabilities,
-)
+from thinwire.distributions.protocol import F64, I64, FewBits, Messages, bits_for, listed, total_count
 from thinwire.errors import ConfigError, PayloadError
 
 
-@dataclass
-class _Tally:
-    state: I64
-    accepted: I64
-    found: int
-
-
 @dataclass(frozen=True)
-class SimulateAndInfer(Coded):
+class SimulateAndInfer(FewBits):
     """Simulate-and-infer: the referee gets exact samples of p, for tests that need them.
 
     Each symbol is split in two by a private coin, and the 2 x domain halves are cut into t blocks of
@@ -51,18 +34,12 @@ class SimulateAndInfer(Coded):
     description; the order of players is fixed.
     """
 
-    domain: int
-    bits: int
     private_coins: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_domain(self.domain)
-        most = bits_for(self.domain + 2) - 1  # the largest b with 2^b - 1 <= domain
-        check_bits(self.bits, max(1, most), "simulate-and-infer over this domain (else send Raw samples)")
-
     @property
-    def bits_per_message(self) -> int:
-        return self.bits
+    def most_bits(self) -> int:
+        """The largest b with 2^b - 1 <= domain."""
+        return max(1, bits_for(self.domain + 2) - 1)
 
     @property
     def width(self) -> int:
@@ -78,50 +55,46 @@ class SimulateAndInfer(Coded):
 
     def samples(self, messages: Messages | Sequence[Messages]) -> I64:
         """The samples that the referee accepts; independent, and distributed as p."""
-        tally = self._tally_of(messages)
-        return tally.accepted[: tally.found]
-
-    def _tally_of(self, messages: Messages | Sequence[Messages]) -> _Tally:
-        parts = sorted([messages] if isinstance(messages, Messages) else messages, key=lambda m: m.first)
-        tally = self.begin(parts)
-        codes = np.empty(CHUNK, np.int64)
-        for part in parts:
-            self._read(part, codes, tally)
-        return tally
+        return self._accepted(self.tally(listed(messages)))
 
     def codes(self, x: I64, first: int, key: np.uint64, out: I64) -> None:
         halves = np.empty_like(out)
         kernels.split(x, first, key, self.domain, halves)
         kernels.grouping_codes(halves, first, self.width, self.groups, out)
 
-    def begin(self, parts: Sequence[Messages]) -> _Tally:
+    @property
+    def tally_size(self) -> int:
+        """The state of a round; accepted samples follow."""
+        return kernels.SIMULATION_STATE
+
+    def empty(self, parts: Sequence[Messages]) -> I64:
         expected = 0
-        for part in parts:
+        for part in parts:  # without gaps, so that no more rounds end than there is room for
             if part.first != expected:
                 raise PayloadError(f"messages of players {expected}..{part.first} are missing or doubled")
             expected += part.count
-        return _Tally(np.zeros(4, np.int64), np.empty(expected // self.smallest + 1, np.int64), 0)
+        return np.zeros(self.tally_size + total_count(parts) // self.smallest + 1, np.int64)
 
-    def tally(self, codes: I64, first: int, into: Any) -> None:
-        into.found = kernels.simulate(
-            codes, first, self.width, self.groups, self.domain, into.state, into.accepted, into.found
-        )
+    def add(self, codes: I64, first: int, tally: I64) -> None:
+        kernels.simulate(codes, first, self.width, self.groups, self.domain, tally)
 
-    def finish(self, tally: Any, parts: Sequence[Messages]) -> F64:
-        if not tally.found:
+    def _accepted(self, tally: I64) -> I64:
+        return tally[self.tally_size :][: tally[0]]
+
+    def finish(self, tally: I64, parts: Sequence[Messages]) -> F64:
+        accepted = self._accepted(tally)
+        if not len(accepted):
             raise ConfigError(f"{self} accepted no sample: it needs {4 * self.smallest:,} messages or more")
-        return np.bincount(tally.accepted[: tally.found], minlength=self.domain) / tally.found
+        return np.bincount(accepted, minlength=self.domain) / len(accepted)
 
     def acceptance(self, p: F64) -> float:
         """The probability that a round yields a sample."""
-        p = probabilities(p, self.domain)
         padded = np.zeros(self.groups * self.width)
         padded[: self.domain] = padded[self.domain : 2 * self.domain] = p / 2.0
         masses: F64 = padded.reshape(self.groups, self.width).sum(1)
         return float(np.prod(1.0 - masses))
 
-    def variance(self, p: F64, n: int) -> F64:
-        p = probabilities(p, self.domain)
+    def _variance(self, p: F64, n: int) -> F64:
         return p * (1.0 - p) * self._inverse(n // self.smallest, self.acceptance(p))
 
     def _inverse(self, rounds: int, acceptance: float) -> float:

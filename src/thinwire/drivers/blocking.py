@@ -11,7 +11,7 @@ from thinwire.net import frames
 def drive_until_commit(
     program: Program, execute: Callable[[frames.Primitive], object]
 ) -> frames.Commit | None:
-    """Run until the program asks whether the step may be kept, or ends (None)."""
+    """Run until the program asks for a commit, or ends (None)."""
     try:
         request = program.send(None)
         while not isinstance(request, frames.Commit):
@@ -30,7 +30,7 @@ def drive_until_commit(
 
 
 def finish(program: Program, answer: object) -> None:
-    """Give the last answer (of the settlement, or of the only operation); nothing may be asked after it."""
+    """Give the last answer (of the commit, or of the only operation); the program may not ask again."""
     try:
         request = program.send(answer)
     except StopIteration:
@@ -40,13 +40,13 @@ def finish(program: Program, answer: object) -> None:
 
 
 class Blocking:
-    """The driver for a caller that wants the answer now."""
+    """The driver for a caller that waits for the result."""
 
     def __init__(self, execute: Callable[[frames.Primitive], object]) -> None:
         self._execute = execute
 
     def run(self, program: Program) -> bool:
-        """True if every number was finite, so that what was remembered has been kept."""
+        """True if every number was finite, so that the step was committed."""
         commit_request = drive_until_commit(program, self._execute)
         if commit_request is None:
             return True

@@ -1,9 +1,9 @@
-"""For methods that ask for one mean and remember nothing: no thread of ours, so nothing to hand over.
+"""A driver without threads, for methods that are one mean without state.
 
-The hook itself issues the operation, and the program ends where the answer arrives. That is safe because no
-second operation follows: a collective issued from a future's callback is what lanes are there to avoid
-(see `lanes.py`). What it saves is two changes of thread per bucket, which on small buckets cost more than
-everything else thinwire does.
+The hook itself issues the operation, and the program ends in the callback that delivers the answer. This is
+safe because no second operation follows: lanes exist to avoid collectives issued from a future's callback
+(see `lanes.py`). It saves two thread switches per bucket, which on small buckets cost more than everything
+else that thinwire does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from thinwire.net.executor import ProcessGroupExecutor
 
 
 class Direct:
-    """Issues each program's only operation in the caller's thread; many can be under way at once."""
+    """Issues the only operation of each program in the caller's thread; many can be in flight at once."""
 
     def __init__(self, executor: ProcessGroupExecutor) -> None:
         self._executor = executor
         self._broken: list[BaseException] = []
 
     def submit(self, number: int, job: Job) -> None:
-        """Start a program. All go through one group, in the order of the calls."""
+        """Start a program. All programs use one group, in the order of the calls."""
         del number
         job.step.enter()
         broken = self._broken
@@ -44,7 +44,7 @@ class Direct:
     def mean(
         self, tensor: torch.Tensor, step: Step, errors: list[BaseException]
     ) -> torch.futures.Future[torch.Tensor]:
-        """For an exchange that is `plain`: the same without a program. Errors are for the host to raise."""
+        """The same without a program, for an exchange that is an exact mean. The host raises the errors."""
         step.enter()
         broken = self._broken
         if broken:
@@ -64,8 +64,8 @@ class Direct:
         """Nothing to end: there is no thread."""
 
 
-# Functions, not methods: what runs on a thread of the process group must not hold the group. As its last
-# holder it would destroy the group there, and a thread cannot wait for its own end.
+# Functions, not methods: code that runs on a thread of the process group must not hold a reference to the
+# group. The last reference would destroy the group there, and a thread cannot wait for its own end.
 
 
 def _arrived(

@@ -1,4 +1,4 @@
-"""Runs programs beside the backward pass, first in first out, without a collective in a future's callback.
+"""Runs programs during the backward pass, first in first out, without a collective in a future's callback.
 
 Why lanes. On gloo, collectives issued from `Future.then` callbacks run on whatever thread completes the
 future, so with two buckets two ranks can issue them in opposite order:
@@ -6,9 +6,9 @@ future, so with two buckets two ranks can issue them in opposite order:
   2. rank 1 completes bucket B's first collective and issues B's second;
   3. each waits for the other's operation, which is queued behind its own: a deadlock, or, when the sizes
      happen to match, one bucket's numbers in the other's place.
-A lane is one thread with a process group of its own. DDP hands over buckets in the same order on every
-rank, bucket i always goes to lane i mod n, and a lane finishes one program's rounds before it starts the
-next: the order on each group is equal everywhere, and between groups none is needed.
+A lane is one thread with a process group of its own. DDP passes buckets in the same order on every rank,
+bucket i always goes to lane i mod n, and a lane finishes the rounds of one program before it starts the next.
+So the order on each group is equal on all ranks, and between groups no order is needed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from thinwire.net.executor import ProcessGroupExecutor
 
 
 class Step:
-    """The programs of one backward pass, which are kept or dropped together.
+    """The programs of one backward pass, which commit or abort together.
 
-    A program that remembers something waits here after its last round, until the last one has arrived:
-    only then is it known whether every number on every rank was finite.
+    A program with state waits here after its last round, until the last one has arrived: only then is it
+    known whether every number on every rank was finite.
     """
 
     def __init__(self, on_end: Callable[[bool], None]) -> None:
@@ -44,14 +44,14 @@ class Step:
             self._missing += 1
 
     def close(self) -> None:
-        """The host has handed over the last program of this step."""
+        """The host has submitted the last program of this step."""
         self._arrive(None, True, None)
 
     def park(self, job: Job, finite: bool, resume: Callable[[], None]) -> None:
         self._arrive((job, resume), finite, None)
 
     def leave(self) -> None:
-        """A program has ended that had nothing to settle."""
+        """A program without state has ended: it has nothing to commit."""
         self._arrive(None, True, None)
 
     def fail(self, error: BaseException) -> None:
@@ -71,7 +71,7 @@ class Step:
                 return
             self._parked = []
             self.committed = self._finite
-            # The host, and through it the process groups, must not be held by a step that is over.
+            # A finished step must hold no reference to the host, and through it to the process groups.
             on_end, self._on_end = self._on_end, None
         if failed is not None:
             for job, _ in released:
@@ -87,7 +87,7 @@ class Step:
 
 @dataclass
 class Job:
-    """One program, the step it belongs to, and whom to tell when it is done."""
+    """One program, the step it belongs to, and the callback for its end."""
 
     program: Program
     step: Step
@@ -96,7 +96,7 @@ class Job:
 
 
 class DeviceScope:
-    """Where a lane's work runs; on a CPU nothing is to be done. See `hosts/streams.py` for CUDA."""
+    """Where the work of a lane runs; a no-op on the CPU. See `drivers/streams.py` for CUDA."""
 
     def __enter__(self) -> None:
         return None
@@ -106,7 +106,7 @@ class DeviceScope:
 
 
 class Lanes:
-    """`overlap=True`: a thread per process group. `overlap=False`: the caller's thread does the work."""
+    """With `overlap=True` a thread per process group; with `overlap=False` the caller's thread."""
 
     def __init__(self, executors: Sequence[ProcessGroupExecutor], *, overlap: bool) -> None:
         self._wires = list(executors)
@@ -123,13 +123,13 @@ class Lanes:
                 thread.start()
 
     def submit(self, number: int, job: Job) -> None:
-        """Hand a program to lane `number` (modulo the lanes there are)."""
+        """Submit a program to lane `number` (modulo the number of lanes)."""
         job.step.enter()
         number %= len(self._wires)
         self._put(number, lambda: self._rounds(number, job))
 
     def close(self) -> None:
-        """Let the lanes finish what they have and end their threads."""
+        """Let the lanes finish their queues, then end their threads."""
         for waiting in self._queues:
             waiting.put(None)
         for thread in self._threads:

@@ -22,7 +22,7 @@ class Lockstep:
         self.meters = [Meter() for _ in range(size)]
 
     def run(self, programs: Sequence[Program]) -> bool:
-        """Run one program per rank to the end. Returns whether the step was settled as finite."""
+        """Run one program per rank to the end. Returns whether the step was committed."""
         if len(programs) != len(self.rank_infos):
             raise AssertionError(f"{len(self.rank_infos)} ranks, but {len(programs)} programs")
         committed = True
@@ -66,7 +66,7 @@ class Lockstep:
                 return [[sent[rank] for sent in sends] for rank in range(len(ops))]
 
     def spend(self, ops: Sequence[frames.Primitive]) -> float:
-        """How long the operation takes; lock-step knows no time."""
+        """How long the operation takes; lock-step has no clock."""
         del ops
         return 0.0
 
@@ -113,4 +113,4 @@ def _describe(request: frames.Primitive | None) -> str:
         case frames.AllToAll(blocks=blocks):
             return f"all_to_all of {len(blocks)} blocks"
         case frames.Commit(finite=finite):
-            return f"settle({finite})"
+            return f"commit({finite})"

@@ -13,9 +13,9 @@ from thinwire.net.executor import cost_of
 class Simulated(Lockstep):
     """A group of `size` ranks whose links have a latency and a bandwidth; no time really passes.
 
-    `clocks[r]` is rank r's virtual time in seconds. An operation begins when the last rank has arrived
-    and ends for all together, as long after as the slowest link needs for its share. `compute` lets a
-    rank work by itself in between.
+    `clocks[r]` is the virtual time of rank r in seconds. An operation begins when the last rank has arrived,
+    takes as long as the slowest link needs for its share, and ends for all ranks together. `compute` adds
+    the time that a rank computes in between.
 
         >>> network = Simulated(64, Link(latency=1e-3, bandwidth=12.5e6))
         >>> network.compute(0, 0.2)
@@ -32,7 +32,7 @@ class Simulated(Lockstep):
         self.clocks = [0.0] * size
 
     def compute(self, rank: int, seconds: float) -> None:
-        """Rank `rank` works for this long."""
+        """Rank `rank` computes for this long."""
         self.clocks[rank] += seconds
 
     def spend(self, ops: Sequence[frames.Primitive]) -> float:

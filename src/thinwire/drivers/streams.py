@@ -1,6 +1,6 @@
-"""On CUDA a lane works on a stream of its own, behind what the training loop has queued so far.
+"""On CUDA a lane works on a stream of its own, behind the work that the training loop has queued so far.
 
-Not run on a GPU by this project's tests.
+The tests of this project do not run on a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LaneStreams:
         self._streams: dict[tuple[int, torch.device], Any] = {}
 
     def scope(self, lane: int, device: torch.device) -> Callable[[], DeviceScope]:
-        """For work handed over now: a scope that a lane enters each time it takes the work up."""
+        """A scope for work submitted now; a lane enters it each time it runs a part of that work."""
         if device.type != "cuda":
             return DeviceScope
         stream = self._streams.setdefault((lane, device), torch.cuda.Stream(device))
@@ -43,5 +43,5 @@ class LaneStreams:
 
 
 def future_for(device: torch.device) -> torch.futures.Future[torch.Tensor]:
-    """A future that, on CUDA, makes whoever waits for it wait for the lane's stream as well."""
+    """A future; on CUDA, waiting for it also waits for the stream of the lane."""
     return torch.futures.Future(devices=[device] if device.type == "cuda" else None)

@@ -1,4 +1,4 @@
-"""`thinwire.attach`: one door for all methods."""
+"""`thinwire.attach`: the entry point for all methods."""
 
 from __future__ import annotations
 
@@ -80,29 +80,29 @@ def attach(
         model = DistributedDataParallel(model)
         session = thinwire.attach(model, "topk(ratio=0.01)")
 
-    averages gradients, beside the backward pass. Schedules, which average parameters periodically, take a
-    bare model, or a DDP model, which then reduces no gradients, and the optimizer:
+    averages gradients during the backward pass. Schedules average parameters periodically. They take the
+    optimizer and a bare model, or a DDP model, which then reduces no gradients:
 
         session = thinwire.attach(model, "pqasgd(every=8, bits=4)", optimizer=optimizer)
 
-    To be called on every rank, before the first backward pass.
+    Call it on every rank, before the first backward pass.
 
-    DDP with find_unused_parameters ignores what comes back for a parameter that no rank has used in a step,
-    even if the method still had something for it (a residual, an older upload).
+    DDP with find_unused_parameters ignores the result for a parameter that no rank has used in a step, even
+    if the method has one (from a residual or an older upload).
 
     Args:
         model: the wrapped model; for a schedule also a bare one, which gets rank 0's parameters and buffers.
         method: a method string, its JSON, or an object such as `thinwire.methods.TopK(ratio=0.01)`; "auto"
             measures link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
-        overlap: of gradients: work beside the backward pass (the default); False does it in the hook. A
+        overlap: for gradients: work during the backward pass (the default); False works in the hook. A
             schedule has an option of that name.
-        seed: of the randomness that the ranks share.
+        seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
             steps that it skips.
-        optimizer: the optimizer in use. A schedule needs it. Otherwise one with momentum is refused where
-            the method has its own, and where replicas drift, what it remembers is averaged with them.
-        process_group: of a bare model: the ranks to synchronise with; None is the default group.
+        optimizer: the optimizer in use. A schedule needs it. A method with momentum of its own refuses an
+            optimizer with momentum. If replicas drift, the optimizer's state is averaged with them.
+        process_group: for a bare model: the ranks to synchronise with; None is the default group.
     """
     if isinstance(method, str) and method.strip() == "auto":
         return attach_auto(

@@ -47,7 +47,7 @@ DECISION_BYTES = 4096
 
 @dataclass(frozen=True)
 class _Options:
-    """How the sessions are made: what `attach` was given."""
+    """The arguments of `attach`, for the sessions to create."""
 
     overlap: bool
     seed: int
@@ -69,7 +69,7 @@ class _Options:
 
 @dataclass
 class _Watch:
-    """When a step's parts begin and end, by hooks on the model, its parameters and the optimizer."""
+    """Times the parts of a step, with hooks on the model, its parameters and the optimizer."""
 
     forward: list[float] = field(default_factory=list[float])
     backward: list[float] = field(default_factory=list[float])
@@ -99,7 +99,7 @@ class _Watch:
         self._began = time.perf_counter()
 
     def _close(self) -> None:
-        """The step before: its last gradient ended its backward pass, apart from communication."""
+        """Record the previous step: its last gradient ended its backward pass, communication aside."""
         if self._last_gradient:
             self.forward.append(self._computed - self._began)
             self.backward.append(self._last_gradient - self._computed)
@@ -126,17 +126,19 @@ class _Watch:
 
 
 class AutoSession(BaseSession):
-    """A session that begins with `dense`, measures, and goes on with the method that should be fastest.
+    """A session that begins with `dense`, measures, and continues with the method that should be fastest.
 
-    What it does, in order: `STEPS` dense steps, in which the time of the forward and the backward pass is
-    taken; a probe of the link; rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`) and
-    tells the others; all switch to that method before the next forward pass that trains, and rank 0 says
-    which it is, and why. From then on `method` is the chosen one and nothing changes any more; a
-    checkpoint keeps it, and a resumed run does not ask again.
+    1. `STEPS` dense steps, in which the forward and the backward pass are timed.
+    2. A probe of the link.
+    3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`) and broadcasts its choice.
+    4. All ranks switch to that method before the next training forward pass. Rank 0 logs the choice and why.
 
-    The bytes of the dense steps and of the probe are part of `meter`. Not to be used with DDP's `join()`:
-    ranks that have run out of data take no part in the decision. On a GPU times are those of the host
-    thread (not run on a GPU by this project's tests).
+    From then on `method` is the chosen one and does not change. A checkpoint contains the choice, and a
+    resumed run does not repeat it.
+
+    The bytes of the dense steps and of the probe are part of `meter`. Do not use it with DDP's `join()`:
+    ranks that have run out of data take no part in the decision. On a GPU the times are those of the host
+    thread (the tests of this project do not run on a GPU).
     """
 
     def __init__(self, model: DistributedDataParallel, options: _Options) -> None:
@@ -183,7 +185,7 @@ class AutoSession(BaseSession):
             log.info("auto: %s, because %s", self.method, "; ".join(self.reasons))
 
     def _plan(self, compute: Compute) -> dict[str, Any]:
-        """What rank 0 thinks best; a failure is told to all, who would wait for ever otherwise."""
+        """Rank 0's choice. A failure is broadcast as well: otherwise the other ranks would wait for ever."""
         from thinwire.predict import recommend as planning
 
         try:
@@ -194,7 +196,7 @@ class AutoSession(BaseSession):
         return {"method": made.recommended, "reasons": made.reasons}
 
     def _switch(self, method: Exchange) -> None:
-        """Go on with this method; what was counted so far stays counted."""
+        """Continue with this method, and keep the counts of the meter."""
         self.decided = True
         before = self.session
         if method == before.method:
@@ -232,16 +234,16 @@ class AutoSession(BaseSession):
         return self.session.replicas()
 
     def throttle(self, links: str | Links, *, seed: int = 0) -> None:
-        """As for a `Session`; it stays when the method changes."""
+        """As for a `Session`; the throttle stays when the method changes."""
         self._throttle = (links, seed)
         self.session.throttle(links, seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The session's, and whether the decision has been made."""
+        """The state of the session, and whether the decision has been made."""
         return {**self.session.state_dict(), "decided": self.decided}
 
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
-        """Go on with the checkpoint's method, without asking again, if it had been chosen by then."""
+        """Continue with the checkpoint's method, without another decision, if it had been chosen by then."""
         given = [state] if isinstance(state, Mapping) else list(state)
         method = given[0].get("method") if given and given[0].get("decided", True) else None
         if not self.decided and isinstance(method, str):
@@ -284,7 +286,7 @@ def _slowest(
 
 
 def _from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torch.device) -> dict[str, Any]:
-    """Rank 0's words on every rank, checked."""
+    """Rank 0's decision on every rank, checked."""
     block = torch.zeros(DECISION_BYTES, dtype=torch.uint8)
     text = json.dumps(told).encode()[:DECISION_BYTES]
     block[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

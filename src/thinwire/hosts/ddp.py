@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a communication hook hands every bucket to the engine's lanes."""
+"""DistributedDataParallel: a communication hook submits every bucket to the lanes."""
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import weakref
@@ -24,7 +24,7 @@ LANES = 2
 
 
 class _Switch:
-    """What the hook looks at. DDP takes one hook for life, so detaching and attaching again turns this."""
+    """The state of the hook. DDP takes one hook for life, so detaching and attaching again changes this."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -108,9 +108,9 @@ def attach_gradients(
 
 
 def _reconcile_before_forward(model: DistributedDataParallel, session: Session) -> RemovableHandle | None:
-    """Where replicas drift: bring them together between two steps, so that gradients belong to the result.
+    """If replicas drift: reconcile them between two steps, so that gradients belong to the reconciled model.
 
-    Only before a forward pass that trains: an evaluation may take place on one rank alone.
+    This happens only before a training forward pass: an evaluation may run on one rank alone.
     """
     if session.reconcile_every is None:
         return None
@@ -144,11 +144,12 @@ def _value(done: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
 
 
 def _raise_after_backward(errors: list[BaseException]) -> None:
-    """Let `backward()` raise the first of `errors`; to be called with the last bucket.
+    """Let `backward()` raise the first of `errors`; call this with the last bucket.
 
-    DDP would keep only an error's text. The callback queues itself once more to come behind DDP's own, which
-    unpacks the buckets as they arrive: to wait for all of them before would cost that overlap. With an
-    earlier bucket it could land in a backward pass inside this one (a reentrant checkpoint): too soon.
+    DDP would keep only the text of an error. The callback queues itself a second time, to run after DDP's own
+    callback, which unpacks the buckets as they arrive: waiting for all of them first would cost that overlap.
+    With an earlier bucket it could run too early, in a backward pass inside this one (a reentrant
+    checkpoint).
     """
     engine = cast(Any, torch.autograd.Variable)._execution_engine
 
@@ -160,7 +161,7 @@ def _raise_after_backward(errors: list[BaseException]) -> None:
 
 
 class _DdpHost:
-    """Gives each bucket a future, and the lanes the bucket."""
+    """Gives each bucket a future and submits it to the lanes."""
 
     def __init__(self, engine: Engine, names: dict[str, torch.Tensor], lanes: Lanes | Direct) -> None:
         self.engine = engine

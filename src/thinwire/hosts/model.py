@@ -1,4 +1,4 @@
-"""A model and its optimizer: a schedule is called after every optimizer step. DDP is not needed."""
+"""Periodic averaging of a model: the session is called after every optimizer step. DDP is not needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attach_schedule(
     scaler: LossScale | None,
     process_group: dist.ProcessGroup | None,
 ) -> PeriodicSession:
-    """Synchronise the replicas as `method` says, after the steps of `optimizer`."""
+    """Synchronise the replicas after the optimizer steps that `method` asks for."""
     if optimizer is None:
         raise ConfigError(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
@@ -68,9 +68,9 @@ def _watch(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callab
 def _watch_scaler(
     scaler: LossScale, optimizer: torch.optim.Optimizer, session: PeriodicSession
 ) -> Callable[[], None]:
-    """A GradScaler leaves out a step whose gradients overflow, on this rank alone. It counts all the same.
+    """Count the steps that a GradScaler skips because gradients overflow, on this rank alone.
 
-    Otherwise the ranks would synchronise after different batches, and at the end one would wait in vain.
+    Otherwise the ranks would synchronise after different batches, and at the end one would wait for ever.
     """
     watched = cast(Any, scaler)
     original = watched.step
@@ -91,7 +91,7 @@ def _watch_scaler(
 
 
 def _silence(model: DistributedDataParallel) -> Callable[[], None]:
-    """As under `no_sync()` while the session lasts: no gradient is reduced, no buffer is broadcast."""
+    """While the session lasts, DDP reduces no gradients and broadcasts no buffers, as under `no_sync()`."""
     ddp = cast(Any, model)
     before = ddp.require_backward_grad_sync
     ddp.require_backward_grad_sync = False

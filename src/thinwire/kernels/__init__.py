@@ -5,10 +5,9 @@ from a counter-based generator, so results depend on the seed alone, not on thre
 every backend. Importing this module compiles nothing; `prepare` does it ahead of the first step.
 """
 
-from thinwire.kernels._dispatch import use_reference
-from thinwire.kernels._prepare import prepare
+from thinwire.errors import PayloadError
 from thinwire.kernels.a2sgd import a2sgd_apply, two_means
-from thinwire.kernels.errors import PayloadError
+from thinwire.kernels.dispatch import use_reference
 from thinwire.kernels.feedback import (
     commit_feedback,
     feedback_block,
@@ -24,6 +23,7 @@ from thinwire.kernels.gaussian import gaussiank
 from thinwire.kernels.gspar import gspar_budget, gspar_probabilities, gspar_sample
 from thinwire.kernels.laq import laq_apply, laq_norms, laq_quantise
 from thinwire.kernels.natural import natural_dequantise, natural_mean, natural_quantise
+from thinwire.kernels.preparation import prepare
 from thinwire.kernels.quantisation import dequantise, dequantise_mean, quantise
 from thinwire.kernels.scalecom import chunk_argmax, chunk_argmax_sum
 from thinwire.kernels.scatter import scatter_mean

@@ -2,15 +2,15 @@
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import a2sgd as reference
 
 
 def two_means(x: Tensor) -> tuple[float, float]:
     """(mean of the entries >= 0, signed mean of the others), in double precision; 0 for an empty class."""
-    _check.flat_float("x", x)
-    return _impl(x).two_means(x)
+    check.flat_float("x", x)
+    return dispatch(reference.two_means, x)
 
 
 def a2sgd_apply(
@@ -20,14 +20,6 @@ def a2sgd_apply(
 
     The two means are subtracted first, so equal means leave every bit of `x` as it is.
     """
-    _check.flat_float("x", x)
-    _check.output(out, x.numel())
-    _impl(x, out).a2sgd_apply(x, gmu_plus - mu_plus, gmu_minus - mu_minus, out)
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import a2sgd
-
-        return a2sgd
-    return reference
+    check.flat_float("x", x)
+    check.output(out, x.numel())
+    dispatch(reference.a2sgd_apply, x, gmu_plus - mu_plus, gmu_minus - mu_minus, out)

@@ -6,10 +6,11 @@ The residual is float32; the gradient may be float32, bfloat16 or float16.
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels.errors import PayloadError
+from thinwire.errors import PayloadError
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import feedback as reference
+from thinwire.kernels.reference import gaussian, selection
 from thinwire.kernels.scatter import ascending_in_range
 from thinwire.kernels.selection import checked_threshold
 
@@ -22,50 +23,50 @@ def feedback_topk(
     With `undo` (float32, same size, possibly the memory of `grad` itself) the old residual is written there
     in the same pass; `residual.copy_(undo)` then restores it bit for bit.
     """
-    _check_pair(residual, grad, undo)
-    return _impl(residual, grad).feedback_topk(residual, grad, _check.count(k, residual.numel()), undo)
+    check.residual_and_grad(residual, grad, undo)
+    return dispatch(reference.feedback_topk, residual, grad, check.count(k, residual.numel()), undo)
 
 
 def feedback_gaussiank(
     residual: Tensor, grad: Tensor, k: int, undo: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`feedback_topk` with Gaussian-k's threshold in place of the exact one: about k entries."""
-    _check_pair(residual, grad, undo)
-    return _impl(residual, grad).feedback_gaussiank(residual, grad, _check.count(k, residual.numel()), undo)
+    check.residual_and_grad(residual, grad, undo)
+    return dispatch(reference.feedback_gaussiank, residual, grad, check.count(k, residual.numel()), undo)
 
 
 def feedback_threshold(
     residual: Tensor, grad: Tensor, t: float, undo: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`feedback_topk` with a fixed threshold: every |residual + grad| > t, and NaN."""
-    _check_pair(residual, grad, undo)
-    return _impl(residual, grad).feedback_threshold(residual, grad, checked_threshold(t), undo)
+    check.residual_and_grad(residual, grad, undo)
+    return dispatch(reference.feedback_threshold, residual, grad, checked_threshold(t), undo)
 
 
 def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What `feedback_topk` would select, writing nothing; `commit_feedback` finishes the step."""
-    _check_pair(residual, grad, None)
-    return _impl(residual, grad).select_feedback_topk(residual, grad, _check.count(k, residual.numel()))
+    check.residual_and_grad(residual, grad)
+    return dispatch(selection.topk, residual, grad, check.count(k, residual.numel()))
 
 
 def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What `feedback_gaussiank` would select, writing nothing."""
-    _check_pair(residual, grad, None)
-    return _impl(residual, grad).select_feedback_gaussiank(residual, grad, _check.count(k, residual.numel()))
+    check.residual_and_grad(residual, grad)
+    return dispatch(gaussian.gaussiank, residual, grad, check.count(k, residual.numel()))
 
 
 def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """What `feedback_threshold` would select, writing nothing."""
-    _check_pair(residual, grad, None)
-    return _impl(residual, grad).select_feedback_threshold(residual, grad, checked_threshold(t))
+    check.residual_and_grad(residual, grad)
+    return dispatch(selection.threshold, residual, grad, checked_threshold(t))
 
 
 def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
     """residual += grad, then zero at `indices` (strictly ascending int32), in one pass."""
-    _check_pair(residual, grad, None)
+    check.residual_and_grad(residual, grad)
     if not ascending_in_range(indices, residual.numel()):
         raise PayloadError(f"indices must ascend strictly within [0, {residual.numel()})")
-    _impl(residual, grad, indices).commit_feedback(residual, grad, indices)
+    dispatch(reference.commit_feedback, residual, grad, indices)
 
 
 def feedback_block(
@@ -81,30 +82,13 @@ def feedback_block(
     `clear` (same size, possibly the memory of `grad` itself; not together with `undo`) is zeroed in the same
     pass: the output that will receive the block.
     """
-    _check_pair(residual, grad, undo)
+    check.residual_and_grad(residual, grad, undo)
     if clear is not None:
         if undo is not None:
             raise ValueError("feedback_block takes undo or clear, not both")
-        _check.flat_float("clear", clear)
-        _check.same_size("residual", residual, "clear", clear)
+        check.flat_float("clear", clear)
+        check.same_size("residual", residual, "clear", clear)
     n = residual.numel()
     if not 0 <= length <= n or not 0 <= start < max(n, 1):
         raise ValueError(f"block [{start}, {start} + {length}) does not fit into {n} entries")
-    return _impl(residual, grad).feedback_block(residual, grad, start, length, undo, clear)
-
-
-def _check_pair(residual: Tensor, grad: Tensor, undo: Tensor | None) -> None:
-    _check.flat_float32("residual", residual)
-    _check.flat_float("grad", grad)
-    _check.same_size("residual", residual, "grad", grad)
-    if undo is not None:
-        _check.flat_float32("undo", undo)
-        _check.same_size("residual", residual, "undo", undo)
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import feedback
-
-        return feedback
-    return reference
+    return dispatch(reference.feedback_block, residual, grad, start, length, undo, clear)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import gaussian as reference
 
 
@@ -15,13 +15,5 @@ def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     with none at all (an all-zero tensor), the exact top-k, so k >= 1 always selects something. Non-finite
     entries stay out of the moments and count as above every threshold.
     """
-    _check.flat_float("x", x)
-    return _impl(x).gaussiank(x, _check.count(k, x.numel()))
-
-
-def _impl(x: Tensor):
-    if on_cpu(x):
-        from thinwire.kernels.cpu import gaussian
-
-        return gaussian
-    return reference
+    check.flat_float("x", x)
+    return dispatch(reference.gaussiank, x, None, check.count(k, x.numel()))

@@ -3,22 +3,22 @@
 import torch
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels.errors import PayloadError
+from thinwire.errors import PayloadError
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import indices as reference
 
 
 def bitmap(indices: Tensor, n: int) -> Tensor:
     """ceil(n / 8) bytes with a bit set for every index."""
     _check_indices(indices, n)
-    return _impl(indices).bitmap(indices, n)
+    return dispatch(reference.bitmap, indices, n)
 
 
 def from_bitmap(code: Tensor, n: int, k: int) -> Tensor:
     """The k indices of a bitmap; PayloadError if it has another number of bits set, or any beyond n."""
-    _check.packed(code, (n + 7) // 8)
-    found = _impl(code).from_bitmap(code)
+    check.packed(code, (n + 7) // 8)
+    found = dispatch(reference.from_bitmap, code)
     if found.numel() != k or (k and int(found[-1]) >= n):
         raise PayloadError(f"a bitmap has {found.numel()} bits set, expected {k} below {n}")
     return found
@@ -27,14 +27,14 @@ def from_bitmap(code: Tensor, n: int, k: int) -> Tensor:
 def elias_fano(indices: Tensor, n: int, low: int) -> Tensor:
     """The low bits of every index, packed; then a bit at (index >> low) + position for every index."""
     _check_indices(indices, n)
-    return _impl(indices).elias_fano(indices, n, low)
+    return dispatch(reference.elias_fano, indices, n, low)
 
 
 def from_elias_fano(code: Tensor, n: int, k: int, low: int) -> Tensor:
     """The k indices; PayloadError unless they ascend strictly within [0, n)."""
     plain = (k * low + 7) // 8
-    _check.packed(code, plain + (k + (n >> low) + 8) // 8)
-    found = _impl(code).from_elias_fano(code, k, low, plain)
+    check.packed(code, plain + (k + (n >> low) + 8) // 8)
+    found = dispatch(reference.from_elias_fano, code, k, low, plain)
     if found is None or (k and (int(found[-1]) >= n or not bool((found[1:] > found[:-1]).all()))):
         raise PayloadError(f"an index code does not hold {k} ascending indices below {n}")
     return found
@@ -45,11 +45,3 @@ def _check_indices(indices: Tensor, n: int) -> None:
         raise ValueError(f"indices must be flat int32, got {indices.dtype}")
     if indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= n):
         raise ValueError(f"indices reach from {int(indices[0])} to {int(indices[-1])}, outside [0, {n})")
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import indices
-
-        return indices
-    return reference

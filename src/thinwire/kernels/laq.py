@@ -8,9 +8,9 @@ import math
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels.errors import PayloadError
+from thinwire.errors import PayloadError
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import laq as reference
 
 
@@ -21,42 +21,34 @@ def laq_quantise(grad: Tensor, last: Tensor, bits: int, update: bool = False) ->
     radius is NaN): for a worker that has decided to send whatever the codes are.
     """
     _check_pair(grad, last, bits)
-    return _impl(grad, last).laq_quantise(grad, last, bits, update)
+    return dispatch(reference.laq_quantise, grad, last, bits, update)
 
 
 def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:
     """Move `last` by the decoded difference, in place and bit-identical on every rank."""
-    _check.flat_float32("last", last)
-    _check.bit_width(bits)
-    _check.packed(packed, _check.packed_length(bits, last.numel()))
+    check.flat_float32("last", last)
+    check.bit_width(bits)
+    check.packed(packed, check.packed_length(bits, last.numel()))
     _check_radius(radius)
-    _impl(last, packed).laq_apply(last, packed, radius, bits)
+    dispatch(reference.laq_apply, last, packed, radius, bits)
 
 
 def laq_norms(grad: Tensor, last: Tensor, packed: Tensor, radius: float, bits: int) -> tuple[float, float]:
     """(|Q - last|^2, |grad - Q|^2) of a payload not yet applied: what LAQ's skipping rule compares."""
     _check_pair(grad, last, bits)
-    _check.packed(packed, _check.packed_length(bits, last.numel()))
+    check.packed(packed, check.packed_length(bits, last.numel()))
     _check_radius(radius)
-    return _impl(grad, last, packed).laq_norms(grad, last, packed, radius, bits)
+    return dispatch(reference.laq_norms, grad, last, packed, radius, bits)
 
 
 def _check_pair(grad: Tensor, last: Tensor, bits: int) -> None:
-    _check.flat_float("grad", grad)
-    _check.flat_float32("last", last)
-    _check.same_size("grad", grad, "last", last)
-    _check.bit_width(bits)
+    check.flat_float("grad", grad)
+    check.flat_float32("last", last)
+    check.same_size("grad", grad, "last", last)
+    check.bit_width(bits)
 
 
 def _check_radius(radius: float) -> None:
     # Applied, a NaN would stay in the state for ever.
     if not math.isfinite(radius) or radius < 0:
         raise PayloadError(f"the radius must be finite and not negative, got {radius}")
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import laq
-
-        return laq
-    return reference

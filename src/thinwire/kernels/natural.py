@@ -9,45 +9,35 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels._natural import LARGEST_OFFSET, NOT_FINITE
-from thinwire.kernels.errors import PayloadError
+from thinwire.errors import PayloadError
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import natural as reference
+from thinwire.kernels.reference.natural import LARGEST_OFFSET, NOT_FINITE
 
 
 def natural_quantise(x: Tensor, seed: int) -> Tensor:
     """The payload of `x`: numel + 1 bytes."""
-    _check.flat_float("x", x)
-    return _impl(x).natural_quantise(x, seed)
+    check.flat_float("x", x)
+    return dispatch(reference.natural_quantise, x, seed)
 
 
 def natural_dequantise(packed: Tensor, numel: int, out: Tensor) -> None:
     """Decode one worker's payload into `out`."""
-    _check_payload(packed, numel)
-    _check.output(out, numel)
-    _impl(out, packed).natural_dequantise(packed, numel, out)
+    natural_mean([packed], numel, out)
 
 
 def natural_mean(packed: Sequence[Tensor], numel: int, out: Tensor) -> None:
     """out = the mean of all workers' payloads, summed in rank order."""
-    _check.workers(packed)
+    check.workers(packed)
     for codes in packed:
         _check_payload(codes, numel)
-    _check.output(out, numel)
-    _impl(out, *packed).natural_mean(packed, numel, out)
+    check.output(out, numel)
+    dispatch(reference.natural_mean, packed, numel, out)
 
 
 def _check_payload(packed: Tensor, numel: int) -> None:
-    _check.packed(packed, numel + 1)
+    check.packed(packed, numel + 1)
     offset = int(packed[numel])
     if offset > LARGEST_OFFSET and offset != NOT_FINITE:
         raise PayloadError(f"the exponent offset {offset} is impossible")
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import natural
-
-        return natural
-    return reference

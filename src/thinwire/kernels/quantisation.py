@@ -9,38 +9,36 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels._levels import NORMS, buckets
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import quantisation as reference
+from thinwire.kernels.reference.quantisation import NORMS, buckets
 
 
 def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
     """Unbiased codes of `x`: (packed uint8, one float32 scale per `bucket` entries), norm "max" or "l2"."""
-    _check.flat_float("x", x)
-    _check.bit_width(bits)
+    check.flat_float("x", x)
+    check.bit_width(bits)
     _check_bucket(bucket)
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {NORMS}, not {norm!r}")
-    return _impl(x).quantise(x, bits, bucket, norm, seed)
+    return dispatch(reference.quantise, x, bits, bucket, norm, seed)
 
 
 def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
     """Decode one worker's payload into `out`."""
-    _check_payload(packed, scales, bits, bucket, numel)
-    _check.output(out, numel)
-    _impl(out, packed, scales).dequantise(packed, scales, bits, bucket, numel, out)
+    dequantise_mean([packed], [scales], bits, bucket, numel, out)
 
 
 def dequantise_mean(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bits: int, bucket: int, numel: int, out: Tensor
 ) -> None:
     """out = the mean of all workers' payloads, summed in rank order."""
-    _check.workers(packed, scales)
+    check.workers(packed, scales)
     for codes, scale in zip(packed, scales, strict=True):
         _check_payload(codes, scale, bits, bucket, numel)
-    _check.output(out, numel)
-    _impl(out, *packed, *scales).dequantise_mean(packed, scales, bits, bucket, numel, out)
+    check.output(out, numel)
+    dispatch(reference.dequantise_mean, packed, scales, bits, bucket, numel, out)
 
 
 def _check_bucket(bucket: int) -> None:
@@ -49,15 +47,7 @@ def _check_bucket(bucket: int) -> None:
 
 
 def _check_payload(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int) -> None:
-    _check.bit_width(bits)
+    check.bit_width(bits)
     _check_bucket(bucket)
-    _check.packed(packed, _check.packed_length(bits, numel))
-    _check.scales(scales, buckets(numel, bucket))
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import quantisation
-
-        return quantisation
-    return reference
+    check.packed(packed, check.packed_length(bits, numel))
+    check.scales(scales, buckets(numel, bucket))

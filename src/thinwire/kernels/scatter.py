@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels.errors import PayloadError
+from thinwire.errors import PayloadError
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import scatter as reference
 
 
@@ -16,29 +16,21 @@ def scatter_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tenso
 
     Every index list must ascend strictly within [0, out.numel()), else PayloadError with `out` untouched.
     """
-    _check.output(out, out.numel())
-    _check.workers(indices, values)
+    check.output(out, out.numel())
+    check.workers(indices, values)
     for rank, (where, what) in enumerate(zip(indices, values, strict=True)):
-        if what.dim() != 1 or not what.is_contiguous() or what.dtype not in _check.FLOATS:
+        if what.dim() != 1 or not what.is_contiguous() or what.dtype not in check.FLOATS:
             raise PayloadError(f"values of rank {rank} must be flat contiguous floats, got {what.dtype}")
         if where.numel() != what.numel():
             raise PayloadError(f"rank {rank} sent {where.numel()} indices but {what.numel()} values")
         if not ascending_in_range(where, out.numel()):
             raise PayloadError(f"indices of rank {rank} do not ascend strictly within [0, {out.numel()})")
     wide = [what.float() for what in values]
-    _impl(out, *indices, *wide).scatter_mean(indices, wide, out)
+    dispatch(reference.scatter_mean, indices, wide, out)
 
 
 def ascending_in_range(indices: Tensor, numel: int) -> bool:
     """Whether these are strictly ascending int32 indices within [0, numel)."""
     if indices.dtype != torch.int32 or indices.dim() != 1 or not indices.is_contiguous():
         raise PayloadError(f"indices must be flat contiguous int32, got {indices.dtype}")
-    return _impl(indices).ascending_in_range(indices, numel)
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import scatter
-
-        return scatter
-    return reference
+    return dispatch(reference.ascending_in_range, indices, numel)

@@ -4,8 +4,8 @@ import math
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import selection as reference
 
 
@@ -15,25 +15,17 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     NaN ranks above infinity, infinity above everything; among equals the lower index wins. `k` beyond the
     size means all.
     """
-    _check.flat_float("x", x)
-    return _impl(x).topk(x, _check.count(k, x.numel()))
+    check.flat_float("x", x)
+    return dispatch(reference.topk, x, None, check.count(k, x.numel()))
 
 
 def threshold(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """All entries with |x| > t, and every NaN: (indices, values) as in `topk`."""
-    _check.flat_float("x", x)
-    return _impl(x).threshold(x, checked_threshold(t))
+    check.flat_float("x", x)
+    return dispatch(reference.threshold, x, None, checked_threshold(t))
 
 
 def checked_threshold(t: float) -> float:
     if math.isnan(t):
         raise ValueError("the threshold is NaN")
     return 0.0 if t == 0 else t  # -0.0 would compare as negative once taken by its bits
-
-
-def _impl(x: Tensor):
-    if on_cpu(x):
-        from thinwire.kernels.cpu import selection
-
-        return selection
-    return reference

@@ -7,34 +7,34 @@ Blocks of 64 neighbours are hashed together, to a run of neighbouring columns (w
 import torch
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
-from thinwire.kernels._sketch import MEDIAN_NETWORKS
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import sketch as reference
+from thinwire.kernels.reference.sketch import MEDIAN_NETWORKS
 
 
 def sketch_insert(x: Tensor, rows: int, cols: int, seed: int, table: Tensor) -> None:
     """Add `x` to `table` (float32, shape rows x cols)."""
-    _check.flat_float("x", x)
+    check.flat_float("x", x)
     _check_table(table)
     if table.shape != (rows, cols):
         raise ValueError(f"table has shape {tuple(table.shape)}, expected {(rows, cols)}")
-    _impl(x, table).sketch_insert(x, seed, table)
+    dispatch(reference.sketch_insert, x, seed, table)
 
 
 def sketch_query(table: Tensor, numel: int, seed: int, out: Tensor) -> None:
     """out[i] = the estimate of entry i: the median over the rows."""
     _check_table(table)
-    _check.output(out, numel)
-    _impl(table, out).sketch_query(table, numel, seed, out)
+    check.output(out, numel)
+    dispatch(reference.sketch_query, table, numel, seed, out)
 
 
 def sketch_query_topk(table: Tensor, numel: int, seed: int, k: int) -> Tensor:
     """The indices of the k largest estimates, ranked as by `topk`: equal tables give equal indices."""
     _check_table(table)
-    if not 0 <= numel <= _check.MAX_NUMEL:
-        raise ValueError(f"numel must be in [0, {_check.MAX_NUMEL}], got {numel}")
-    return _impl(table).sketch_query_topk(table, numel, seed, _check.count(k, numel))
+    if not 0 <= numel <= check.MAX_NUMEL:
+        raise ValueError(f"numel must be in [0, {check.MAX_NUMEL}], got {numel}")
+    return dispatch(reference.sketch_query_topk, table, numel, seed, check.count(k, numel))
 
 
 def _check_table(table: Tensor) -> None:
@@ -44,11 +44,3 @@ def _check_table(table: Tensor) -> None:
         raise ValueError(
             f"table must have 1, 3, 5 or 7 rows and at least one column, got {tuple(table.shape)}"
         )
-
-
-def _impl(*tensors: Tensor):
-    if on_cpu(*tensors):
-        from thinwire.kernels.cpu import sketch
-
-        return sketch
-    return reference

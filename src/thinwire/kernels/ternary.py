@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from thinwire.kernels import _check
-from thinwire.kernels._dispatch import on_cpu
+from thinwire.kernels import check
+from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import ternary as reference
 
 
@@ -13,15 +13,7 @@ def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Te
     Unbiased with respect to the clipped tensor. The scale is 0 for an all-zero tensor, NaN if an entry is not
     finite.
     """
-    _check.flat_float("x", x)
+    check.flat_float("x", x)
     if clip_sigma is not None and not clip_sigma > 0:
         raise ValueError(f"clip_sigma must be positive or None, got {clip_sigma}")
-    return _impl(x).ternary_quantise(x, clip_sigma, seed)
-
-
-def _impl(x: Tensor):
-    if on_cpu(x):
-        from thinwire.kernels.cpu import ternary
-
-        return ternary
-    return reference
+    return dispatch(reference.ternary_quantise, x, clip_sigma, seed)

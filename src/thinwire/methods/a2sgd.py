@@ -54,7 +54,7 @@ class A2SGD(Exchange):
     def __post_init__(self) -> None:
         checks.flag(self.name, "allow_drift", self.allow_drift)
         checks.scope(self.name, self.scope)
-        checks.optional(checks.at_least, self.name, "average_every", self.average_every, 1)
+        checks.optional(checks.whole, self.name, "average_every", self.average_every, 1)
         if self.average_every is None and not self.allow_drift:
             raise ConfigError(
                 f"{self.name}: with average_every=None nothing ever brings the replicas together; give a "

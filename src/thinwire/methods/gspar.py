@@ -61,7 +61,7 @@ class GSpar(Exchange):
 
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
-        checks.at_least(self.name, "rounds", self.rounds, 0)
+        checks.whole(self.name, "rounds", self.rounds, 0)
         checks.optional(checks.positive, self.name, "budget", self.budget)
         checks.scope(self.name, self.scope)
 

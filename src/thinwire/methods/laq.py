@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
-from thinwire.methods.families.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload
-from thinwire.methods.lag import check_bound
+from thinwire.core.layout import Layout
+from thinwire.methods.families import lazy_rules as rules
+from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep, check_options, lazy_state
 
 # Codes of fewer bits lose so much of a change that the rule skips it, even with entries of short tails.
 COARSE = 4
@@ -19,19 +19,19 @@ COARSE = 4
 
 @dataclass(frozen=True)
 class QuantisedLazy(Lazy):
-    """Base of LAQ and SLAQ: uploads on a grid, and a rule that allows for what codes lose."""
+    """Base of LAQ and SLAQ: quantised uploads, and a rule that allows for what codes lose."""
 
-    error_weight: ClassVar[float]
-    """Of the squared errors, now and at the last upload, in what may be skipped."""
     bits: int = 4
     window: int = 10
     xi: float = 0.08
     max_skip: int = 100
 
     def __post_init__(self) -> None:
-        checks.one_of(self.name, "bits", self.bits, WIDTHS)
-        check_bound(self.name, self.window, self.xi)
-        checks.at_least(self.name, "max_skip", self.max_skip, 0)
+        check_options(self.name, self.window, self.xi, self.max_skip, self.bits)
+
+    @property
+    def upload_bits(self) -> int:
+        return self.bits
 
     @property
     def warning(self) -> str | None:
@@ -42,23 +42,21 @@ class QuantisedLazy(Lazy):
             f"changed. Take bits={COARSE}, or max_skip=0, which skips nothing"
         )
 
-    @property
-    def upload_bits(self) -> int:
-        return self.bits
-
-    @property
-    def bound(self) -> tuple[int, float]:
-        return self.window, self.xi
-
-    @property
-    def longest_silence(self) -> int:
-        return self.max_skip
-
-    def judged(self, mine: Upload, x: torch.Tensor, state: LazyState, ch: Channel) -> float:
-        return mine.size
+    def init(self, layout: Layout) -> LazyState:
+        return lazy_state(layout, self.window)
 
     def allowed(self, bound: float, error: float, last_error: float) -> float:
-        return bound + self.error_weight * (error + last_error)
+        """The largest change that may be skipped."""
+        return rules.allow_code_errors(bound, error, last_error, rules.LAQ_ERROR_WEIGHT)
+
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
+        step = LazyStep(self, x, state, ch)
+        allowed = self.allowed(step.bound(self.xi), step.error, step.counts.error)
+        skip = rules.skips(step.change, allowed, step.counts.silence, self.max_skip)
+        uploaders = await step.exchange_flags(skip)
+        mean = await step.mean_of_uploads(uploaders)
+        await step.commit(mean)
+        out.copy_(mean)
 
     def exact(self) -> Exchange:
         return replace(self, bits=UNCODED, xi=0.0)
@@ -66,7 +64,7 @@ class QuantisedLazy(Lazy):
 
 @dataclass(frozen=True)
 class LAQ(QuantisedLazy):
-    """LAG with uploads of a few bits an entry: a tensor's change since its last upload, on a grid as wide.
+    """LAG with a few bits per entry of an upload: each tensor's change since its last upload, quantised.
 
     for every tensor:  R = max |g_i - Q_i|;  t = 1 / (2^b - 1)
         q = floor((g_i - Q_i + R) / (2 t R) + 1/2);  Q_i' = Q_i - R + 2 t R q
@@ -74,12 +72,12 @@ class LAQ(QuantisedLazy):
     and has been silent for fewer than `max_skip` steps;  e_i = g_i - Q_i', the norms over all tensors
     out_k = (1/W) sum_i Q_i(last upload)
 
-    What a code loses is part of the next difference; |e_i| <= t R in every entry. How uploads travel: as for
-    `lag`.
+    What a code loses is part of the next difference; |e_i| <= t R in every entry. Uploads travel as those of
+    `lag` do.
 
     Args:
-        bits: b, of 1, 2, 4 and 8; 32 sends float32, and is then `lag` with `max_skip`. With 1 or 2 the errors
-            in the rule outweigh any change: much is skipped, and training may diverge.
+        bits: b, of 1, 2, 4 and 8; 32 sends float32, and is then `lag` with `max_skip`. With 1 or 2 bits the
+            errors in the rule outweigh any change: most uploads are skipped, and training may diverge.
         window: D.
         xi: the weight of each past step.
         max_skip: the longest silence, in steps.
@@ -95,4 +93,3 @@ class LAQ(QuantisedLazy):
         'Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily aggregated '
         'quantized gradients", 2019'
     )
-    error_weight: ClassVar[float] = 3.0

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.core import checks
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
-from thinwire.methods.families.lazy import UNCODED, WIDTHS, Lazy, LazyState, Upload, squared_norm
-from thinwire.methods.lag import check_bound
+from thinwire.core.layout import Layout
+from thinwire.methods.families import lazy_rules as rules
+from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep, check_options, lazy_state
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class LASG(Lazy):
     rank i skips if |g_i(theta_k; b) - g_i(theta(last upload of i); b)|^2 <= xi sum_{d=1..D} |out_{k-d}|^2
     and has been silent for fewer than `max_skip` steps;  out_k = (1/W) sum_i g_i(last upload)
 
-    The noise of the batch is in both gradients and cancels. It costs a second backward pass, 4 bytes a
+    The noise of the batch is in both gradients and cancels. It costs a second backward pass, 4 bytes per
     parameter for the old parameters, and one line in the training loop before the backward pass,
     under DDP and with `session.average` alike:
 
@@ -34,7 +34,7 @@ class LASG(Lazy):
         window: D.
         xi: the weight of each past step.
         max_skip: the longest silence, in steps.
-        bits: of an entry of an upload: 32, or 1, 2, 4 or 8 on the grids of `laq`, one a tensor.
+        bits: per entry of an upload: 32, or 1, 2, 4 or 8, quantised as by `laq`.
 
     Differences from the paper: no server, every rank keeps the sum; uploads may be quantised.
     """
@@ -52,9 +52,11 @@ class LASG(Lazy):
     bits: int = UNCODED
 
     def __post_init__(self) -> None:
-        checks.one_of(self.name, "bits", self.bits, WIDTHS)
-        check_bound(self.name, self.window, self.xi)
-        checks.at_least(self.name, "max_skip", self.max_skip, 0)
+        check_options(self.name, self.window, self.xi, self.max_skip, self.bits)
+
+    @property
+    def upload_bits(self) -> int:
+        return self.bits
 
     @property
     def warning(self) -> str:
@@ -63,26 +65,21 @@ class LASG(Lazy):
             "session.same_batch(model, loss) before each backward pass"
         )
 
-    @property
-    def upload_bits(self) -> int:
-        return self.bits
+    def init(self, layout: Layout) -> LazyState:
+        return lazy_state(layout, self.window, anchor=True)
 
-    @property
-    def bound(self) -> tuple[int, float]:
-        return self.window, self.xi
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
+        step, stale = LazyStep(self, x, state, ch), ch.context.stale
+        change = math.inf if stale is None else step.squared_norm(x.double() - stale)
+        skip = rules.skips(change, step.bound(self.xi), step.counts.silence, self.max_skip)
+        uploaders = await step.exchange_flags(skip)
+        mean = await step.mean_of_uploads(uploaders)
+        if await step.commit(mean) and step.uploads and ch.context.parameters is not None:
+            state.anchor.copy_(ch.context.parameters())
+        out.copy_(mean)
 
-    @property
-    def longest_silence(self) -> int:
-        return self.max_skip
-
-    @property
-    def keeps_anchor(self) -> bool:
-        return True
-
-    def judged(self, mine: Upload, x: torch.Tensor, state: LazyState, ch: Channel) -> float:
-        stale = ch.context.stale
-        difference = math.inf if stale is None else squared_norm(x.double() - stale)
-        return difference if math.isfinite(difference) else math.inf
+    def stale_parameters(self, state: LazyState) -> torch.Tensor | None:
+        return state.anchor if int(state.ranks) else None
 
     def exact(self) -> Exchange:
         return replace(self, xi=0.0, bits=UNCODED)

@@ -53,8 +53,8 @@ class PowerSGD(Exchange):
     alternate: bool = False
 
     def __post_init__(self) -> None:
-        checks.at_least(self.name, "rank", self.rank, 1)
-        checks.at_least(self.name, "start_after", self.start_after, 0)
+        checks.whole(self.name, "rank", self.rank, 1)
+        checks.whole(self.name, "start_after", self.start_after, 0)
         for option in ("warm_start", "feedback", "alternate"):
             checks.flag(self.name, option, getattr(self, option))
 

@@ -53,7 +53,7 @@ class QSGD(Quantised):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.one_of(self.name, "bits", self.bits, (1, 2, 4, 8))
-        checks.at_least(self.name, "bucket", self.bucket, 1)
+        checks.whole(self.name, "bucket", self.bucket, 1)
         checks.one_of(self.name, "norm", self.norm, ("max", "l2"))
 
     @property

@@ -55,7 +55,7 @@ class ScaleCom(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.fraction(self.name, "beta", self.beta)
-        checks.optional(checks.at_least, self.name, "chunk", self.chunk, 2, LONGEST_CHUNK)
+        checks.optional(checks.whole, self.name, "chunk", self.chunk, 2, LONGEST_CHUNK)
         checks.scope(self.name, self.scope)
 
     @property

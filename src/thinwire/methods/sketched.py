@@ -73,9 +73,9 @@ class Sketched(Exchange):
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.one_of(self.name, "rows", self.rows, (1, 3, 5, 7))
-        checks.optional(checks.at_least, self.name, "cols", self.cols, 1)
-        checks.optional(checks.at_least, self.name, "k", self.k, 1)
-        checks.at_least(self.name, "candidates", self.candidates, 1)
+        checks.optional(checks.whole, self.name, "cols", self.cols, 1)
+        checks.optional(checks.whole, self.name, "k", self.k, 1)
+        checks.whole(self.name, "candidates", self.candidates, 1)
         checks.momentum(self.name, self.momentum)
         checks.scope(self.name, self.scope)
 

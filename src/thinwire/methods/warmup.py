@@ -41,7 +41,7 @@ class Warmup(Exchange):
     method: Exchange = TopK()
 
     def __post_init__(self) -> None:
-        checks.at_least(self.name, "steps", self.steps, 0)
+        checks.whole(self.name, "steps", self.steps, 0)
         checks.exchange(self.name, "method", self.method)
         if isinstance(self.method, Route | Warmup):
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""What a collective costs: bytes through each rank's network interface, and time on a given link.
+"""The cost of a collective: bytes through each rank's network interface, and time on a given link.
 
 The formulas follow the algorithms that gloo uses (ring all-reduce, ring all-gather, binomial-tree
-broadcast, pairwise all-to-all). The meter counts with them, the simulated network keeps time with them,
-and the ragged gather picks its transport by them.
+broadcast, pairwise all-to-all). The meter, the simulated network and the choice of a transport for ragged
+gathers all use them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Link:
 
     Args:
         latency: seconds from a message's end to its arrival.
-        bandwidth: what it sends, and unless `down` says otherwise receives, in bytes per second.
-        down: what it receives, in bytes per second.
-        jitter: how far, in seconds, a message's latency may be off, earlier or later.
+        bandwidth: the rate in each direction, in bytes per second; with `down`, the sending rate only.
+        down: the receiving rate, in bytes per second.
+        jitter: the largest deviation of a message's latency, earlier or later, in seconds.
     """
 
     latency: float = 50e-6
@@ -37,11 +37,11 @@ class Link:
         return self.bandwidth if self.down is None else self.down
 
     def seconds(self, messages: int, data_bytes: float) -> float:
-        """For as many bytes in both directions at once."""
+        """The time for this many bytes in both directions at once."""
         return messages * self.latency + data_bytes / min(self.up_bandwidth, self.down_bandwidth)
 
     def transfer_seconds(self, cost: Cost) -> float:
-        """How long this share of a collective keeps the link busy, latency apart."""
+        """How long this share of a collective keeps the link busy, without latency."""
         return max(cost.sent / self.up_bandwidth, cost.received / self.down_bandwidth)
 
     def seconds_for(self, cost: Cost) -> float:
@@ -50,7 +50,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Cost:
-    """One rank's share of a collective. `hops` are messages that wait for each other."""
+    """One rank's share of a collective. `hops` is the number of messages that wait for each other."""
 
     sent: int
     received: int
@@ -61,8 +61,8 @@ class Cost:
         return max(self.sent, self.received)
 
 
-# What gloo's TCP transport adds to a message, by the kernel's counters (tests/test_kernel_bytes.py): the
-# sender announces it, the receiver calls for it, and it comes behind a preamble; 48 bytes each.
+# What gloo's TCP transport adds to a message, by the kernel's counters (tests/net/test_kernel_bytes.py): an
+# announcement by the sender, a request by the receiver, and a preamble before the data; 48 bytes each.
 GLOO_CONTROL = 48
 GLOO_SEGMENT = 2**20
 # Bytes on an Ethernet with frames of 1,500 bytes for each byte that TCP carries.
@@ -70,19 +70,19 @@ TCP_FRAMING = 1514 / 1448
 
 
 def with_gloo_control(cost: Cost, sent: int, received: int) -> Cost:
-    """The cost, and the control traffic of so many messages sent and received."""
+    """The cost plus the control traffic of this many messages sent and received."""
     out, back = GLOO_CONTROL * (2 * sent + received), GLOO_CONTROL * (2 * received + sent)
     return Cost(cost.sent + out, cost.received + back, cost.hops)
 
 
 def gloo_all_reduce_messages(size: int, data_bytes: int) -> int:
-    """Two segments a rank at least, so that one is summed while the next is under way; 1 MiB at most."""
+    """At least two segments per rank, so that one is summed while the next is sent; at most 1 MiB each."""
     segments = max(2, math.ceil(math.ceil(data_bytes / GLOO_SEGMENT) / size))
     return 2 * (size - 1) * segments
 
 
 def gloo_all_gather_messages(size: int) -> int:
-    """Every block travels in two halves."""
+    """Every block is sent in two halves."""
     return 2 * (size - 1)
 
 
@@ -99,7 +99,7 @@ def all_gather(size: int, data_bytes: int) -> Cost:
 
 
 def tree_children(position: int, size: int) -> int:
-    """How many ranks get the data directly from the one at `position` of a binomial tree (the root is 0)."""
+    """The number of children of `position` in a binomial tree (the root is 0)."""
     first = position.bit_length()
     return sum(1 for bit in range(first, size.bit_length() + 1) if position + (1 << bit) < size)
 
@@ -115,16 +115,16 @@ def tree_depth(size: int) -> int:
 
 
 def all_to_all(size: int, rank: int, sent: Sequence[int], received: Sequence[int]) -> Cost:
-    """Pairwise: what a rank sends to itself does not touch the network."""
+    """Pairwise; a rank's block for itself does not touch the network."""
     return Cost(sum(sent) - sent[rank], sum(received) - received[rank], size - 1)
 
 
 def cheapest_ragged_gather(sizes: Sequence[int], link: Link) -> str:
-    """Which transport brings everybody's block to everybody soonest: "padded", "direct" or "broadcast".
+    """The fastest transport that brings every block to every rank: "padded", "direct" or "broadcast".
 
-    A pure function of the sizes, hence equal on every rank. Padding everybody to the longest costs
-    (W-1) x longest on every link; sending directly costs the sender (W-1) x its own size; a tree of
-    broadcasts spreads one long block's cost over the ranks, at a latency for each rank.
+    A pure function of the sizes, so all ranks agree. Padding all blocks to the longest costs (W-1) x longest
+    on every link; sending directly costs the sender (W-1) x its own size; broadcast trees spread the cost of
+    one long block over the ranks, but cost a latency for each rank.
     """
     size, longest, total = len(sizes), max(sizes), sum(sizes)
     depth = tree_depth(size)
@@ -141,12 +141,12 @@ def cheapest_ragged_gather(sizes: Sequence[int], link: Link) -> str:
 
 
 def cheapest_upload(uploaders: int, size: int, coded: int, summed: int, dense: int) -> str:
-    """How the uploads of some ranks reach all: "nothing", "broadcast", "star" or "mean".
+    """The cheapest way to bring the uploads of some ranks to all: "nothing", "broadcast", "star" or "mean".
 
-    A pure function of how many upload, hence equal on every rank. What counts are the bytes that the
-    busiest rank receives, then the rounds. Broadcasts: every upload (`coded` bytes). A star: the first
-    uploader receives the others' and broadcasts the sum (`summed` bytes). A mean: an all-reduce of `dense`
-    bytes.
+    A pure function of the number of uploaders, so all ranks agree. It minimises the bytes that the busiest
+    rank receives, then the rounds. Broadcast: every upload is broadcast (`coded` bytes each). Star: the first
+    uploader receives the other uploads and broadcasts the sum (`summed` bytes). Mean: an all-reduce of
+    `dense` bytes.
     """
     if not uploaders:
         return "nothing"

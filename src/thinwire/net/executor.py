@@ -25,7 +25,7 @@ Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllT
 
 
 class ProcessGroupExecutor:
-    """One private group; one thread at a time issues operations on it, in the same order on every rank."""
+    """Operations on one private group: issued by one thread at a time, in the same order on every rank."""
 
     def __init__(self, group: dist.ProcessGroup, meter: Meter, session: str | None = None) -> None:
         self.group = group
@@ -33,7 +33,7 @@ class ProcessGroupExecutor:
         self.rank_info = RankInfo(group.rank(), group.size())
         self.label = "attach"
         self.pace: Pace | None = None
-        self._shortest_meeting = math.inf
+        self._shortest_barrier = math.inf
         self._courier: Courier | None = None
         self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
         self._liveness = Liveness(group, session or group.group_name)
@@ -44,7 +44,7 @@ class ProcessGroupExecutor:
             return op.finite
         begin = time.perf_counter()
         try:
-            end = self._meet(op)
+            end = self._barrier(op)
             answer, cost, length = self._perform(op)
             if end:
                 sleep_until(end)
@@ -57,7 +57,7 @@ class ProcessGroupExecutor:
     def sum_of(
         self, tensor: torch.Tensor, done: Callable[[BaseException | None], None]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Begin a sum in place; the future has the tensor (NaN, if it failed) once `done` has been called."""
+        """Begin a sum in place. The future gets the tensor (NaN if it failed) after `done` was called."""
 
         def told(error: BaseException | None) -> torch.Tensor:
             done(error)
@@ -68,9 +68,9 @@ class ProcessGroupExecutor:
     def issue(
         self, op: frames.AllReduce, done: Callable[[BaseException | None], Any]
     ) -> torch.futures.Future[Any]:
-        """Begin a sum and return; `done` is called where it ends, which must not issue another.
+        """Begin a sum and return; `done` is called when it ends, and must not issue another operation.
 
-        That is a thread of the group, so nothing that runs there may hold the group (see `direct.py`).
+        It runs on a thread of the group, so it must not hold the group (see `drivers/direct.py`).
         """
         if self.pace is not None:
             return self._issue_throttled(op, done)
@@ -93,13 +93,13 @@ class ProcessGroupExecutor:
     def _issue_throttled(
         self, op: frames.AllReduce, done: Callable[[BaseException | None], Any]
     ) -> torch.futures.Future[Any]:
-        """The same by threads of the throttle: a thread of the group must not wait for a link."""
+        """The same on threads of the throttle: a thread of the group must not wait for a link."""
         begin, label = time.perf_counter(), self.label
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def carry_out() -> tuple[float, Callable[[], None]]:
             try:
-                end = self._meet(op)
+                end = self._barrier(op)
                 _, cost, length = self._perform(op)
             except RuntimeError as error:
                 failure = self._liveness.diagnose(f"{op.name} of {label}", error)
@@ -120,23 +120,23 @@ class ProcessGroupExecutor:
         self._courier.send(carry_out)
         return future
 
-    def _meet(self, op: Operation) -> float:
-        """Under a throttle: wait for all ranks, and say when the operation is over on the link."""
+    def _barrier(self, op: Operation) -> float:
+        """Under a throttle: wait for all ranks; returns when the operation ends on the link."""
         if self.pace is None or self.rank_info.size == 1:
             return 0.0
         arrived = time.perf_counter()
         self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]).wait()
-        met = time.perf_counter()
-        # The shortest meeting is one that nobody had to wait for: what it takes is not part of the operation.
-        self._shortest_meeting = min(self._shortest_meeting, met - arrived)
-        begin = met - self._shortest_meeting
+        together = time.perf_counter()
+        # The shortest barrier is one that nobody had to wait for: its time is not part of the operation.
+        self._shortest_barrier = min(self._shortest_barrier, together - arrived)
+        begin = together - self._shortest_barrier
         return self.pace.end_of(shares_of(op, self.rank_info, self._cost_of), begin)
 
     def close(self) -> None:
         """Leave the private group; harmless if everything has been destroyed already.
 
-        The group is let go here and by name: this wire may live on in a callback that gloo's own thread
-        still holds, and a group whose last reference goes there waits for its own thread and aborts.
+        The reference to the group is dropped here: a callback on gloo's own thread may still hold this
+        executor, and a group whose last reference ends on that thread waits for its own thread and aborts.
         """
         if self._courier is not None:
             self._courier.close()
@@ -175,7 +175,7 @@ def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGr
 
 
 def cost_of(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:
-    """What the operation moves through this rank's interface, and the length of what it hands over."""
+    """The cost of the operation for this rank, and the length of its own contribution."""
     match op:
         case frames.AllReduce():
             length = op.tensor.numel() * op.tensor.element_size()
@@ -200,7 +200,7 @@ def _all_reduce_on_gloo(size: int, length: int) -> costs.Cost:
 
 
 def cost_on_gloo(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:
-    """The same, with what gloo adds to each message."""
+    """The same, with gloo's control messages."""
     if isinstance(op, frames.AllReduce):  # by far the most frequent, and always the same few lengths
         length = op.tensor.numel() * op.tensor.element_size()
         return _all_reduce_on_gloo(rank_info.size, length), length
@@ -220,10 +220,10 @@ def cost_on_gloo(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:
 def shares_of(
     op: Operation, rank_info: RankInfo, cost: Callable[[Operation, RankInfo], tuple[costs.Cost, int]]
 ) -> list[costs.Cost]:
-    """What the operation costs each rank, as far as this one can know.
+    """The cost of the operation for each rank, as far as this rank can know.
 
-    In an all-to-all a rank knows only what concerns itself: it takes each other's block for all ranks to be
-    as long as the one for this rank.
+    In an all-to-all a rank knows only its own blocks: it assumes that each other rank's blocks are all as
+    long as the one for this rank.
     """
     mine = cost(op, rank_info)[0]
     match op:

@@ -1,8 +1,7 @@
 """The primitive operations a driver must carry out, and the frame around every payload.
 
-Everything above (channel, exchanges, session) is coroutine code that in the end yields one of these
-primitives; everything below (a process group, ranks in lock-step, a simulated network) only has to
-know how to perform them.
+Channel, exchanges and engine are coroutines that yield these primitives. A driver (on a process group, in
+lock-step, or on a simulated network) only has to perform them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Every rank's block of the same length. Returns a (size, length) uint8 tensor."""
+    """Gather the blocks of all ranks, of equal length. Returns a (size, length) uint8 tensor."""
 
     block: torch.Tensor
     payload_bytes: int
@@ -44,7 +43,7 @@ class AllGather:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Rank `src`'s block to everybody, in place. Returns the block."""
+    """Send the block of rank `src` to all ranks, in place. Returns the block."""
 
     block: torch.Tensor
     src: int
@@ -54,7 +53,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class AllToAll:
-    """blocks[r] goes to rank r; block lengths to come are known. Returns one block per rank."""
+    """Send blocks[r] to rank r; `receive` has the lengths of the blocks for this rank. Returns them."""
 
     blocks: tuple[torch.Tensor, ...]
     receive: tuple[int, ...]
@@ -64,7 +63,7 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class Commit:
-    """Not an operation of the network: waits until the whole step is known. Returns whether to keep it."""
+    """No network operation: wait until the whole step is known. Returns whether it is committed."""
 
     finite: bool
 
@@ -82,7 +81,7 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _order(parts: Sequence[torch.Tensor]) -> list[int]:
-    """Wide elements first, so that every part starts at a multiple of its element size without padding."""
+    """Wide elements first, so that every part starts at a multiple of its element size, without padding."""
     return sorted(range(len(parts)), key=lambda i: -parts[i].element_size())
 
 
@@ -96,7 +95,7 @@ def parts_bytes(parts: Sequence[torch.Tensor]) -> int:
 
 
 def _aligned(count: int) -> int:
-    """Frames are multiples of 8 bytes, so that those behind them in one buffer stay aligned too."""
+    """Frames are multiples of 8 bytes, so that the next frame in the same buffer is aligned too."""
     return -(-count // 8) * 8
 
 
@@ -137,8 +136,8 @@ def unpack(
 ) -> list[torch.Tensor]:
     """The parts in a frame, as flat views into it. `templates` give dtypes, and lengths unless ragged.
 
-    Nothing in the frame is believed before it is checked: whatever the bytes are, the result is either
-    parts that lie inside the frame or a `PayloadError`.
+    Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
+    that lie inside the frame or a `PayloadError`.
     """
     where = f"payload from rank {source}"
     if frame.numel() < HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""Private process groups: no other collective of the program can come between ours."""
+"""Private process groups, so that no other collective of the program can interleave with ours."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.Proc
 
 
 def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
-    """Like `new_group(ranks)`, but only these ranks take part, and under a name that was never used before.
+    """Like `new_group(ranks)`, but only these ranks take part, and the name has never been used before.
 
-    `new_group` offers both only apart: with local synchronisation it names a group by its ranks and the
-    number of groups this process happens to be in. That number differs between ranks as soon as the
-    program has a smaller group, and it comes back after a group was destroyed: the next group then finds
-    the dead one's addresses in the store. Either way the ranks wait for each other in vain.
+    `new_group` cannot do both: with local synchronisation it names a group by its ranks and the number of
+    groups that this process is in. That number differs between ranks as soon as the program has a smaller
+    group, and it repeats after a group was destroyed: the next group then finds the old addresses in the
+    store. Either way the ranks wait for each other for ever.
     """
     me, timeout = dist.get_rank(), timeout_of(parent)
     listing = hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()[:12]
@@ -59,7 +59,7 @@ def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessG
 
 
 def _muster(store: Any, name: str, ranks: list[int], me: int, timeout: timedelta) -> None:
-    """Wait until every rank is at this point, or name those who did not come."""
+    """Wait until every rank has reached this point; otherwise raise an error that names the missing ranks."""
     keys = {rank: f"{name}/here/{rank}" for rank in ranks}
     store.set(keys[me], "")
     try:

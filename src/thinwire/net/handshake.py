@@ -1,4 +1,4 @@
-"""At attach every rank tells the others how it was set up, so that a difference is found before it hurts."""
+"""At attach the ranks compare their settings, so that a difference is found before it does harm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _gather(block: torch.Tensor, execute: Callable[[frames.Primitive], object]) 
 
 
 def first_difference(described: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str | None:
-    """What differs first, and which ranks have what; None if all are equal."""
+    """The first difference, and the value of each rank; None if all are equal."""
     keys = sorted({key for one in described for key in one}, key=lambda key: (key == "parameters", key))
     for key in keys:
         values = [one.get(key) for one in described]

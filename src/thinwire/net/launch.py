@@ -1,6 +1,6 @@
-"""Worker processes on this machine, joined by gloo: for demos, benchmarks and tests.
+"""Worker processes on this machine, connected by gloo, for demos, benchmarks and tests.
 
-They meet on loopback or, if hosts of the lab are given, each in a network namespace of its own.
+They run on loopback or, if hosts of the lab are given, each in a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from thinwire.errors import ConfigError
 
 
 class Host(Protocol):
-    """Where a worker runs instead of this machine's own network: a host of the lab."""
+    """A host of the lab: where a worker runs instead of on this machine's own network."""
 
     def enter(self) -> None:
-        """Move the calling process to the host, for good."""
+        """Move the calling process to the host; it cannot leave."""
 
 
 _ONE_LOOK = threading.Lock()
-"""Whenever a process is started, multiprocessing looks at all others as well, whatever their thread. Two
-looks at once at one that has just ended lose its exit code: the second finds an empty pipe and says 255."""
+"""When multiprocessing starts a process it also polls all others, whatever their thread. Two concurrent polls
+of a process that has just ended lose its exit code: the second one reads an empty pipe and reports 255."""
 
 
 class WorkerFailedError(RuntimeError):
@@ -41,12 +41,12 @@ class WorkerFailedError(RuntimeError):
 
 
 def _send(line: Connection, kind: str, content: object) -> None:
-    # Pickled here, by value: the pipe's own pickler shares tensors through the sender, which may be gone.
+    # Pickled here, by value: the pipe's own pickler shares tensors through the sender, which may have ended.
     line.send_bytes(pickle.dumps((kind, content)))
 
 
 class Worker:
-    """What a worker function gets to know of itself, and its line to the parent."""
+    """The argument of a worker function: its rank, and its connection to the parent."""
 
     def __init__(self, rank: int, size: int, line: Connection) -> None:
         self.rank = rank
@@ -60,7 +60,7 @@ class Worker:
 
 @dataclass
 class Outcome:
-    """How one worker ended: with a value, an error, or without a word."""
+    """How one worker ended: with a value, with an error, or by its exit code alone."""
 
     rank: int
     value: Any = None
@@ -80,13 +80,13 @@ def run_local(
     """Call `function(worker, *args)` in `workers` processes and return their results in rank order.
 
     Args:
-        function: what to call; importable, as it is sent by name.
-        workers: how many processes.
-        args: what it gets besides its `Worker`.
-        timeout: in seconds; whoever is not done by then is ended.
-        group_timeout: of the process group, for each of its operations.
-        on_report: called with the rank and what a worker gives to `Worker.report`.
-        hosts: of the lab, one for each worker (`thinwire.tools.lab.namespaces.network`); None: loopback.
+        function: the function to call; it must be importable, because it is sent by name.
+        workers: the number of processes.
+        args: its arguments after the `Worker`.
+        timeout: in seconds; workers that still run then are killed.
+        group_timeout: of the process group, for each operation.
+        on_report: called with the rank and the argument of `Worker.report`.
+        hosts: of the lab, one per worker (`thinwire.tools.lab.namespaces.network`); None: loopback.
     """
     outcomes = start_local(
         function,
@@ -118,9 +118,9 @@ def start_local(
         raise ConfigError(f"{workers} workers need as many hosts, not {len(hosts)}")
     context = multiprocessing.get_context("forkserver")
     # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
-    context.set_forkserver_preload(["thinwire", "torch._dynamo", "numba"])
-    # The parent keeps the store on a port the system picks: no race for ports, no rank that owns it. Hosts
-    # have no way to the parent, and what they say in a file is not counted on their interfaces.
+    context.set_forkserver_preload(["thinwire.hosts.attach", "torch._dynamo", "numba"])
+    # The parent keeps the store on a port that the system picks: no race for ports, no rank that owns it.
+    # Hosts cannot reach the parent; they use a file, whose traffic does not count on their interfaces.
     store = None if hosts else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     folder = tempfile.TemporaryDirectory(prefix="thinwire-") if hosts else None
     lines: dict[Any, int] = {}
@@ -135,7 +135,7 @@ def start_local(
                     function,
                     rank,
                     workers,
-                    _Meeting(
+                    _Rendezvous(
                         store.port if store else 0,
                         f"{folder.name}/store" if folder else None,
                         hosts[rank] if hosts else None,
@@ -168,13 +168,13 @@ def start_local(
 
 
 def _ended(process: Any, seconds: float | None) -> bool:
-    """Whether the process has ended, or does within so many seconds."""
+    """Whether the process ends within this many seconds."""
     wait([process.sentinel], timeout=seconds)
     with _ONE_LOOK:
         return not process.is_alive()
 
 
-class _Meeting(NamedTuple):
+class _Rendezvous(NamedTuple):
     """Where the workers find the store: a port on loopback or, from inside of hosts, a file."""
 
     port: int
@@ -223,7 +223,7 @@ def _main(
     function: Callable[..., Any],
     rank: int,
     size: int,
-    meeting: _Meeting,
+    rendezvous: _Rendezvous,
     group_timeout: float,
     line: Connection,
     args: tuple[object, ...],
@@ -231,9 +231,9 @@ def _main(
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     try:
-        if meeting.host is not None:
-            meeting.host.enter()
-        store = meeting.store()
+        if rendezvous.host is not None:
+            rendezvous.host.enter()
+        store = rendezvous.store()
         timeout = timedelta(seconds=group_timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         value = function(Worker(rank, size, line), *args)

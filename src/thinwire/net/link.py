@@ -1,11 +1,11 @@
-"""Links in words: "100mbit", "50mbit,latency=10ms", "up=20mbit,down=100mbit", "lab:100mbit".
+"""Link strings: "100mbit", "50mbit,latency=10ms", "up=20mbit,down=100mbit", "lab:100mbit".
 
     specification = ["lab:"] link {";" rank ":" link}
     link          = "none" | item {"," item}
     item          = rate | "up=" rate | "down=" rate | "latency=" time | "jitter=" time
 
-A rate is a number and kbit, mbit or gbit (powers of ten, per second); a time a number and us, ms or s. What
-stands behind a rank replaces what it names for that rank only: in "100mbit,latency=5ms;1:20mbit" rank 1 has
+A rate is a number and kbit, mbit or gbit (powers of ten, per second); a time is a number and us, ms or s. The
+items after a rank replace the same items for that rank only: in "100mbit,latency=5ms;1:20mbit" rank 1 has
 20 Mbit and the same latency as the others. "lab:" asks for real interfaces in network namespaces instead of
 a throttle (see `thinwire.tools.lab`).
 """
@@ -28,7 +28,7 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z/]*)")
 
 @dataclass(frozen=True)
 class Links:
-    """What a specification says: a link for every rank, and whether real interfaces are wanted."""
+    """A parsed link string: a link for every rank, and whether real interfaces are wanted."""
 
     link: Link
     overrides: tuple[tuple[int, Link], ...] = ()
@@ -41,13 +41,13 @@ class Links:
 
     @property
     def bandwidth(self) -> float | None:
-        """Of the slowest rank in its slower direction, in bytes per second; None for no limit."""
+        """That of the slowest rank in its slower direction, in bytes per second; None for no limit."""
         slowest = min(min(link.up_bandwidth, link.down_bandwidth) for link in self.all_links)
         return None if math.isinf(slowest) else slowest
 
     @property
     def latency(self) -> float:
-        """Of the rank that is furthest away."""
+        """The largest latency of any rank."""
         return max(link.latency for link in self.all_links)
 
     @property
@@ -154,7 +154,7 @@ def _mistake(text: str, what: str) -> ConfigError:
 
 
 class Throttled(Protocol):
-    """What is needed of a session."""
+    """A session, as far as it is used here."""
 
     def throttle(self, links: str | Links, *, seed: int = 0) -> None: ...
 
@@ -162,7 +162,7 @@ class Throttled(Protocol):
 def throttle(session: Throttled, links: str | Links, *, seed: int = 0) -> None:
     """Let the session's operations take as long as on this link; `Session.throttle` has the details.
 
-    A link of the lab is slow by itself: nothing is added to it.
+    A link of the lab is slow by itself and is not throttled.
     """
     asked = parse(links)
     if not asked.lab:

@@ -1,4 +1,4 @@
-"""Who is missing? When an operation fails, the ranks that notice it say so in the group's store."""
+"""Which ranks are missing: when an operation fails, the ranks that notice report it in the group's store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRACE_SECONDS = 3.0
 
 
 class Liveness:
-    """Turns a failed operation into a `PeerError` that names those who did not report."""
+    """Turns a failed operation into a `PeerError` that names the ranks that did not report."""
 
     def __init__(self, group: dist.ProcessGroup, session: str) -> None:
         self._rank = group.rank()
@@ -28,7 +28,7 @@ class Liveness:
         self.timeout = timeout_of(group)
 
     def diagnose(self, operation: str, error: BaseException) -> PeerError:
-        """Report this rank's failure, wait shortly for the others' reports, and name who is silent."""
+        """Report this rank's failure, wait briefly for the others' reports, and name the silent ranks."""
         known = self._reports(operation)
         if known is None:
             who = "the rendezvous store does not answer: its host (usually rank 0) is gone"
@@ -47,7 +47,7 @@ class Liveness:
         return PeerError(f"{operation} failed on rank {self._ranks[self._rank]}: {who}. Cause: {cause}")
 
     def _reports(self, operation: str) -> dict[int, str] | None:
-        """What the others report, by rank; None if the store does not answer, whatever it is waiting for."""
+        """The reports of the other ranks; None if the store does not answer."""
         known: dict[int, str] | None = None
 
         def ask() -> None:
@@ -75,7 +75,7 @@ class Liveness:
 
 
 def plain(text: str) -> str:
-    """The first line of a message of gloo's, without the place in its source and the advice behind it."""
+    """The first line of a gloo error message, without the source location and the advice after it."""
     line = text.strip().partition("\n")[0]
     return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).partition(" This is typically")[0].rstrip(". ")
 
@@ -85,13 +85,13 @@ def default_store() -> Any:
 
 
 def _own_connection() -> Any:
-    """A connection of our own to the default store: another thread may be waiting on the program's."""
+    """A second connection to the default store: another thread may be waiting on the program's own."""
     store = default_store()
     return store.clone() if hasattr(store, "clone") else store
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """The timeout that the group was made with, to be used for the private groups beside it."""
+    """The timeout of the group, which the private groups use as well."""
     for name in ("cpu", "cuda"):
         try:
             import torch

@@ -1,4 +1,4 @@
-"""Counts what crosses the network: every operation, its bytes in both directions, its rounds and its time."""
+"""Counts network traffic: every operation, its bytes in both directions, its rounds and its time."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Tally(NamedTuple):
 
 @dataclass
 class Meter:
-    """What one rank has sent and received so far.
+    """The traffic of one rank so far.
 
-    - `payload_bytes`: what the methods handed over, before any collective multiplies it;
-    - `overhead_bytes`: frame headers and length tables around it;
-    - `sent_bytes`, `received_bytes`: what this rank's network interface carries for it, TCP/IP headers
-      excepted, by the algorithms the backend really uses and, on gloo, with its control messages (see
+    - `payload_bytes`: the bytes that methods pass to the channel, before a collective multiplies them;
+    - `overhead_bytes`: frame headers and length tables around them;
+    - `sent_bytes`, `received_bytes`: the bytes that this rank's network interface carries, without TCP/IP
+      headers, by the algorithms that the backend uses and, on gloo, with its control messages (see
       `costs.py`);
-    - `rounds`: collectives issued one after the other; `steps`: averaged steps, skipped ones included;
-    - `seconds`: of all operations, also of those that overlap; `network_seconds`: the time in which one or
-      more were under way;
-    - `work_seconds`: what the methods themselves took, from being handed a tensor to its result, without
-      the time in operations.
+    - `rounds`: collectives issued one after the other; `steps`: averaged steps, aborted ones included;
+    - `seconds`: the sum over all operations, overlapping ones included; `network_seconds`: the time in which
+      at least one operation was in flight;
+    - `work_seconds`: the time of the methods themselves, from receiving a tensor to its result, without the
+      time in operations.
     """
 
     steps: int = 0
@@ -54,7 +54,7 @@ class Meter:
     _counted_until: float = field(default=0.0, repr=False)
 
     def count(self, operation: str, tally: Tally, ended: float | None = None) -> None:
-        """`ended` is when the operation was over, by `time.perf_counter()`, if that clock was used."""
+        """`ended` is the end of the operation by `time.perf_counter()`, if that clock was used."""
         with self._lock:
             self.by_operation[operation] = self.by_operation.get(operation, Tally()).plus(tally)
             if ended is not None:
@@ -108,7 +108,7 @@ class Meter:
 
 
 class Timed(Coroutine[Asked, Any, None]):
-    """A program whose own time is counted: what passes between an answer and the next question."""
+    """A program whose own time is counted: the time between an answer and the next request."""
 
     def __init__(self, program: Coroutine[Asked, Any, None], meter: Meter) -> None:
         self._program = program

@@ -1,16 +1,16 @@
-"""Lets a session's operations take as long as on a given link, without root and without a real one.
+"""Makes a session's operations take as long as on a given link, without root and without a real one.
 
-The operations really happen, over whatever joins the workers (loopback, as a rule, which is fast); then every
-rank waits until the time is over that the link needs:
+Every operation is performed over the network that connects the workers (usually loopback, which is fast).
+Then every rank waits until the link would have finished it:
 
-    begin  the moment the last rank has come to the operation (all meet in an all-reduce of one byte)
+    begin  when the last rank has reached the operation (all ranks join an all-reduce of one byte)
     busy   max over ranks of  max(sent / up, received / down),  by `costs.py`, with TCP/IP headers
     end    begin + max over ranks of (busy of the rank + hops x (latency +- jitter))
 
-A rank has one link for all its lanes: an operation's bytes go when those before it are through, while
-latencies overlap. As each rank knows all links, all ranks find the same end. Waiting costs no processor time
-and does not hold the interpreter's lock. An operation that takes longer in reality than on the link is not
-made shorter: a throttle is slower than what it runs on.
+A rank has one link for all its lanes: the bytes of an operation wait for those before it, while latencies
+overlap. Each rank knows all links, so all ranks compute the same end. Waiting costs no processor time and
+does not hold the interpreter's lock. A throttle cannot be faster than the network it runs on: an operation
+that takes longer in reality than on the link is not made shorter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thinwire.net.costs import TCP_FRAMING, Cost, Link
 
 
 class Throttle:
-    """One rank's link, shared by all its lanes. `links` are those of all ranks."""
+    """The link of one rank, shared by all its lanes. `links` has the links of all ranks."""
 
     def __init__(self, links: Sequence[Link], seed: int = 0) -> None:
         self.links = tuple(links)
@@ -35,7 +35,7 @@ class Throttle:
         self._free_at = 0.0
 
     def reserve(self, begin: float, busy: float, total: float) -> float:
-        """Take the link for `busy` seconds once it is free; returns when the operation is over."""
+        """Take the link for `busy` seconds once it is free; returns the end of the operation."""
         with self._lock:
             start = max(begin, self._free_at)
             self._free_at = start + busy
@@ -51,7 +51,7 @@ class Pace:
         self._operations = 0
 
     def end_of(self, shares: Sequence[Cost], begin: float) -> float:
-        """When an operation is over that began at `begin`; `shares` are what it costs each rank."""
+        """The end of an operation that began at `begin`; `shares` are its costs for each rank."""
         busy, total = 0.0, 0.0
         for rank, (link, share) in enumerate(zip(self._throttle.links, shares, strict=True)):
             transfer = TCP_FRAMING * link.transfer_seconds(share)
@@ -61,7 +61,7 @@ class Pace:
         return self._throttle.reserve(begin, busy, total)
 
     def _noise(self, rank: int, link: Link, hops: int) -> float:
-        """How much later than they should a rank's messages arrive, all in all: equal on every rank."""
+        """The total jitter of a rank's messages; every rank computes the same value."""
         if not link.jitter:
             return 0.0
         dice = random.Random(f"{self._throttle.seed} {self._lane} {self._operations} {rank}")
@@ -69,7 +69,7 @@ class Pace:
 
 
 def sleep_until(end: float) -> None:
-    """Until the clock of `time.perf_counter` shows `end`."""
+    """Sleep until `time.perf_counter()` reaches `end`."""
     remaining = end - time.perf_counter()
     if remaining > 0:
         time.sleep(remaining)
@@ -81,9 +81,9 @@ class _Begun(NamedTuple):
 
 
 class Courier:
-    """Carries out operations for a caller that does not wait: one thread begins them in order, one ends them.
+    """Performs operations for a caller that does not wait: one thread begins them in order, one ends them.
 
-    Begun operations are not waited for before the next begins: their latencies overlap, as they do on a link.
+    An operation begins without waiting for the end of those before it: latencies overlap, as on a link.
     """
 
     def __init__(self) -> None:
@@ -97,11 +97,11 @@ class Courier:
             thread.start()
 
     def send(self, begin: Callable[[], tuple[float, Callable[[], None]]]) -> None:
-        """`begin` carries out the operation; returns when it is over on the link, and what to call then."""
+        """`begin` performs the operation; it returns its end on the link, and what to call then."""
         self._to_begin.put(lambda: _Begun(*begin()))
 
     def close(self) -> None:
-        """End when everything handed over is done."""
+        """End the threads when all submitted operations are done."""
         self._to_begin.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():

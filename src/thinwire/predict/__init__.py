@@ -9,12 +9,13 @@
     predict.speed_up("topk(ratio=0.01)", shapes, 4, link, compute=0.05)
     predict.break_even("topk(ratio=0.01)", shapes, 4, compute=0.05)
 
-A step's operations come from the method's own code, run for one worker that stands for all (`mirror.py`);
-their bytes and messages from `costs.py`; the work of coding and decoding from the clock of this machine; and
-what of it hides behind the backward pass from a model of the drivers (`timeline.py`). A `Profile` is all
-that for one method, and can be evaluated for as many links as wanted, or kept as JSON.
+The operations of a step come from the method's own code, run for one worker that stands for all
+(`mirror.py`). Their bytes and messages come from `net/costs.py`. The time of coding and decoding is measured
+on this machine. A model of the drivers (`timeline.py`) computes how much of all this overlaps with the
+backward pass. A `Profile` holds the result for one method. It can be evaluated for any number of links, and
+stored as JSON.
 
-What is not in it: packet loss, jitter, stragglers, other traffic, and machines unlike this one.
+Not modelled: packet loss, jitter, stragglers, other traffic, and machines unlike this one.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ __all__ = [
     "step_seconds",
 ]
 
-# Bytes a second between which a break-even is looked for: 80 kbit/s and 8 Tbit/s.
+# The range of a break-even in bytes per second: from 80 kbit/s to 8 Tbit/s.
 SLOWEST, FASTEST = 1e4, 1e12
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Where a method and dense take equally long.
+    """The bandwidth at which a method and dense take equally long.
 
-    `verdict` is "below" (the method wins on links slower than `bandwidth`, in bytes a second), "always" or
-    "never" (`bandwidth` is then None).
+    `verdict` is "below" (the method is faster on links slower than `bandwidth`, in bytes per second),
+    "always" or "never" (`bandwidth` is then None).
     """
 
     verdict: Literal["below", "always", "never"]
@@ -67,7 +68,7 @@ class BreakEven:
 def profile_of(
     method: str, shapes: Shapes, workers: int, *, host: Host = "ddp", overlap: bool = True
 ) -> Profile:
-    """Like `profile`, measured once and remembered."""
+    """Like `profile`, measured once and cached."""
     key = tuple((name, tuple(shape)) for name, shape in shapes.items())
     return _remembered(method, key, workers, host, overlap)
 
@@ -94,11 +95,11 @@ def step_seconds(
     Args:
         method: a method string.
         shapes: of the parameters by name, in the model's order.
-        workers: how many.
+        workers: the number of workers.
         link: of every worker; its bandwidth is that of the line, headers included.
         compute: seconds of a step without communication, or a `Compute` with its parts.
-        host: "ddp", or "average" for `Session.average` in a loop of one's own.
-        cores: how many threads of a worker run side by side without slowing each other.
+        host: "ddp", or "average" for `Session.average` in a loop of your own.
+        cores: the number of threads of a worker that run at full speed at the same time.
     """
     return profile_of(method, shapes, workers, host=host).step_seconds(link, compute, cores=cores)
 
@@ -159,7 +160,7 @@ def break_even(
     host: Host = "ddp",
     cores: float = math.inf,
 ) -> BreakEven:
-    """On which links the method is faster than `dense`."""
+    """The links on which the method is faster than `dense`."""
     own, dense = (profile_of(each, shapes, workers, host=host) for each in (method, "dense"))
     return break_even_of(own, dense, compute, latency=latency, cores=cores)
 
@@ -174,8 +175,8 @@ def break_even_bandwidth(
     host: Host = "ddp",
     cores: float = math.inf,
 ) -> float | None:
-    """The bandwidth in bytes a second below which the method beats `dense`; None if never, or always.
+    """The bandwidth in bytes per second below which the method beats `dense`; None if never, or always.
 
-    `break_even` tells the two apart.
+    `break_even` distinguishes the two.
     """
     return break_even(method, shapes, workers, compute, latency=latency, host=host, cores=cores).bandwidth

@@ -1,4 +1,4 @@
-"""How DistributedDataParallel cuts a model into buckets, as far as the shapes tell."""
+"""How DistributedDataParallel cuts a model into buckets, as far as the shapes determine it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def ddp_buckets(
     shapes: Shapes, itemsize: int = 4, *, first: int = FIRST_BUCKET_BYTES, cap: int = BUCKET_BYTES
 ) -> list[list[str]]:
-    """Names per bucket in the order in which the backward pass makes them ready: the last layer first.
+    """Names per bucket, in the order in which the backward pass finishes them: the last layer first.
 
     A bucket is closed by the tensor that reaches its limit; the first one has a limit of its own.
     """

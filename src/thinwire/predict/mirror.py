@@ -1,8 +1,8 @@
-"""One rank that stands for all: every other one is taken to send what this one sends.
+"""One rank that stands for all: every other rank is assumed to send what this one sends.
 
-So a single program shows which operations a method asks for among a thousand ranks, and how long a rank
-works between them, without a thousand programs. Where the length of a payload depends on the data, it is
-the length for this rank's data.
+So a single program shows the operations of a method among a thousand ranks, and how long a rank works between
+them, without a thousand programs. If the length of a payload depends on the data, it is the length for this
+rank's data.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from thinwire.net.costs import Cost
 from thinwire.net.executor import cost_on_gloo
 from thinwire.net.rank_info import RankInfo
 
-# Up to so many bytes gathered blocks get memory of their own, as on a real network: reading a small block
+# Up to this many bytes gathered blocks get memory of their own, as on a real network: reading a small block
 # from the cache again and again would make decoding look cheaper than it is.
 OWN_MEMORY = 2**26
 
 
 @dataclass(frozen=True)
 class Round:
-    """One operation of the network, and the seconds this rank worked before it."""
+    """One network operation, and the seconds that this rank worked before it."""
 
     operation: str
     work: float
@@ -41,15 +41,15 @@ class Round:
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver runs in one go, a DDP bucket as a rule.
+    """What a driver runs in one piece, usually a DDP bucket.
 
-    After the last round it works for `closing` seconds; if it `settles`, it then waits for the rest of the
+    After the last round it works for `closing` seconds; if it `commits`, it then waits for the rest of the
     step and works for another `finish` seconds.
     """
 
     rounds: tuple[Round, ...]
     closing: float
-    settles: bool
+    commits: bool
     finish: float
 
     @property
@@ -58,7 +58,7 @@ class Job:
 
 
 class ElsewhereError(Exception):
-    """A broadcast comes from another rank, whose block this one cannot know: be that rank instead."""
+    """A broadcast comes from another rank, whose block this one cannot know: play that rank instead."""
 
     def __init__(self, src: int) -> None:
         super().__init__(src)
@@ -73,9 +73,9 @@ class Mirror:
         self._broadcast: torch.Tensor | None = None
 
     def run(self, program: Program, *, to_the_end: bool = True) -> Job:
-        """The rounds of the program; with `to_the_end=False` it is left at its settlement."""
+        """The rounds of the program; with `to_the_end=False` it stops before its commit."""
         rounds: list[Round] = []
-        closing, settles = 0.0, False
+        closing, commits = 0.0, False
         answer: object = None
         try:
             while True:
@@ -84,12 +84,12 @@ class Mirror:
                     request = program.send(answer)
                 except StopIteration:
                     rest = time.perf_counter() - began
-                    return Job(tuple(rounds), closing if settles else rest, settles, rest if settles else 0.0)
+                    return Job(tuple(rounds), closing if commits else rest, commits, rest if commits else 0.0)
                 work = time.perf_counter() - began
                 if isinstance(request, frames.Commit):
                     if not to_the_end:
                         return Job(tuple(rounds), work, True, 0.0)
-                    closing, settles, answer = work, True, request.finite
+                    closing, commits, answer = work, True, request.finite
                     continue
                 cost, length = cost_on_gloo(request, self.rank_info)
                 rounds.append(Round(request.name, work, length, cost.sent, cost.received, cost.hops))
@@ -115,7 +115,7 @@ class Mirror:
                 return op.finite
 
     def _from(self, op: frames.Broadcast) -> torch.Tensor:
-        """This rank's own block; in place of another one's, what this rank has broadcast before."""
+        """This rank's own block; for the block of another rank, what this rank has broadcast before."""
         if op.src == self.rank_info.rank:
             self._broadcast = op.block.clone()
         elif self._broadcast is None or self._broadcast.shape != op.block.shape:

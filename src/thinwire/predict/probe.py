@@ -1,4 +1,4 @@
-"""How fast a group's network is, found by using it: `thinwire.probe()`."""
+"""Measures how fast the network of a group is: `thinwire.probe()`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire.net.rank_info import RankInfo
 SMALL_BYTES = 8
 FIRST_BYTES = 64 * 1024
 LARGEST_BYTES = 16 * 2**20
-# Long enough for a burst that a line lets through faster not to count.
+# Long enough that an initial burst, which a line may let through faster, does not count.
 LONG_ENOUGH = 0.15
 SMALL_TIMES = 25
 LARGE_TIMES = 3
@@ -32,12 +32,12 @@ def probe(process_group: dist.ProcessGroup | None = None) -> Link:
         link = thinwire.probe()
         print(f"{link.latency * 1e6:.0f} us, {link.bandwidth * 8 / 1e6:.0f} Mbit/s")
 
-    A few small sums for the latency, then larger and larger ones for the bandwidth; about a second, and at
-    most 16 MiB at a time. The medians of the slowest rank count. What the line carries for other programs
-    meanwhile is missing from the result. To be called on every rank of the group at the same point.
+    It times a few small sums for the latency, then larger and larger ones for the bandwidth. This takes about
+    a second, with at most 16 MiB at a time. The result is the median of the slowest rank. Bandwidth used by
+    other programs at the time is missing from it. Call it on every rank of the group at the same point.
 
     Args:
-        process_group: the ranks to ask; None is the default group.
+        process_group: the ranks to measure; None is the default group.
     """
     if not dist.is_initialized():
         raise ConfigError("probe() needs a process group: call torch.distributed.init_process_group first")
@@ -60,7 +60,7 @@ def probe(process_group: dist.ProcessGroup | None = None) -> Link:
 
 
 def measure(execute: Execute, rank_info: RankInfo, device: torch.device, *, gloo: bool = True) -> Link:
-    """The same through a function that carries out a sum."""
+    """The same with a function that performs a sum."""
     if rank_info.size < 2:
         raise ConfigError("probe() needs two ranks or more: a group of one has no network")
     meter = _Stopwatch(execute, rank_info, device, gloo)
@@ -85,7 +85,7 @@ class _Stopwatch:
         self._cost = cost_on_gloo if gloo else cost_of
 
     def median(self, length: int, times: int) -> float:
-        """Seconds for a sum of so many bytes, the slowest rank's median; equal on all ranks."""
+        """Seconds for a sum of this many bytes: the median of the slowest rank, equal on all ranks."""
         data = torch.zeros(max(1, length // 4), device=self._device)
         self._sum(data)
         taken: list[float] = []
@@ -103,7 +103,7 @@ class _Stopwatch:
         self._execute(frames.AllReduce(data, data.numel() * data.element_size()))
 
     def _largest(self, seconds: float) -> float:
-        """Over all ranks, by a sum in which everybody has a place: other primitives may not be there."""
+        """The largest value over all ranks, by a sum with an entry per rank: only sums are available."""
         row = torch.zeros(self._place.size, dtype=torch.float64, device=self._device)
         row[self._place.rank] = seconds
         self._sum(row)

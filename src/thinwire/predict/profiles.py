@@ -1,4 +1,4 @@
-"""What a method does in one step on this model: its operations exactly, its work as measured here."""
+"""A step of a method on a model: its operations exactly, its work as measured here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from thinwire.sessions.preparation import prepare_for
 
 Host = Literal["ddp", "average"]
 
-# More workers than this are not played to the end: their decoding is extrapolated from these two.
+# With more workers than this the decoding is not run, but extrapolated from these two.
 MEASURED_WORKERS = (16, 64)
-# Only what comes before or after these can grow with the number of workers: pieces for all, blocks of all.
+# Only the work before or after these can grow with the number of workers: pieces for all, blocks of all.
 GROWING = ("all_gather", "all_to_all")
-# Late enough for every warm-up to be over; two of them, for methods that do two things by turns.
+# Late enough for every warm-up to be over; two of them, for methods that alternate.
 STEPS = (1_000_000, 1_000_001)
 SHIFT = 7_919
 LARGEST_MODEL = 300_000_000
@@ -38,12 +38,12 @@ LARGEST_MODEL = 300_000_000
 
 @dataclass(frozen=True)
 class Profile:
-    """One method on one model among so many workers.
+    """One method on one model with this many workers.
 
     Attributes:
-        steps: the jobs of a step; of two steps, where a method does two things by turns.
+        steps: the jobs of a step; of two steps, if a method alternates.
         shares: the part of the backward pass that each job has to wait for after the one before.
-        reconciliation: what brings drifting replicas together, every `reconcile_every` steps.
+        reconciliation: the mean of drifting replicas, every `reconcile_every` steps.
         data_dependent: whether the bytes depend on the gradients; these are for the ones given, normally
             distributed ones by default.
     """
@@ -58,7 +58,7 @@ class Profile:
     data_dependent: bool = False
 
     def _rounds(self) -> list[tuple[Round, float]]:
-        """Every operation, and how often a step it happens."""
+        """Every operation, and how often per step it happens."""
         found = [(r, 1 / len(self.steps)) for jobs in self.steps for job in jobs for r in job.rounds]
         if self.reconciliation is not None and self.reconcile_every is not None:
             found += [(r, 1 / self.reconcile_every) for r in self.reconciliation.rounds]
@@ -66,7 +66,7 @@ class Profile:
 
     @property
     def sent_bytes(self) -> float:
-        """Through the interface of the busiest rank, a step."""
+        """Bytes per step that the busiest rank sends."""
         return sum(r.sent * often for r, often in self._rounds())
 
     @property
@@ -75,7 +75,7 @@ class Profile:
 
     @property
     def payload_bytes(self) -> float:
-        """What a rank hands over, frames included."""
+        """The payload of a rank per step, frames included."""
         return sum(r.payload * often for r, often in self._rounds())
 
     @property
@@ -89,7 +89,7 @@ class Profile:
 
     @property
     def compression_seconds(self) -> float:
-        """A rank's own work in a step: coding, and decoding what everybody sent."""
+        """A rank's own work in a step: coding, and decoding the payloads of all ranks."""
         total = sum(job.work for jobs in self.steps for job in jobs) / len(self.steps)
         if self.reconciliation is not None and self.reconcile_every is not None:
             total += self.reconciliation.work / self.reconcile_every
@@ -115,7 +115,7 @@ class Profile:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Profile:
-        """What `to_json` made, also after a way through a file."""
+        """The profile that `to_json` wrote, also after reading it from a file."""
         made = dict(record)
         made["steps"] = tuple(tuple(_job(job) for job in jobs) for jobs in record["steps"])
         made["shares"] = tuple(record["shares"])
@@ -146,8 +146,8 @@ def profile(
     Args:
         method: a method string.
         shapes: of the parameters, in the model's order.
-        workers: from 1 to thousands; above 64 the work is extrapolated from 16 and 64, not played.
-        host: "ddp" (buckets, beside the backward pass) or "average" (`Session.average`, behind it).
+        workers: from 1 to thousands; above 64 the work is extrapolated from 16 and 64.
+        host: "ddp" (buckets, during the backward pass) or "average" (`Session.average`, after it).
         overlap, dense_below: as for `attach`.
         gradients: for methods whose bytes depend on the data; normally distributed ones otherwise.
         repeats: measured steps, of which the median counts.
@@ -175,7 +175,7 @@ def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int
 
 @contextmanager
 def _without_notices() -> Generator[None, None, None]:
-    """Sessions that only play have nothing to tell the user."""
+    """Sessions that only measure log nothing."""
     log = logging.getLogger("thinwire")
     before, log.disabled = log.disabled, True
     try:
@@ -202,7 +202,7 @@ def _kinds(found: Profile) -> list[list[list[str]]]:
 
 
 def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
-    """Work grows linearly with the workers, stretch by stretch: what a rank decodes is what ranks send."""
+    """Work grows linearly with the number of workers, because a rank decodes the payloads of all of them."""
     reach = (asked.workers - many.workers) / (many.workers - few.workers)
 
     def on(a: float, b: float, grows: bool) -> float:
@@ -216,7 +216,7 @@ def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
             rounds.append(replace(z, work=on(x.work, y.work, grows)))
             grows = z.operation in GROWING
         closing, finish = on(a.closing, b.closing, grows), on(a.finish, b.finish, grows)
-        return Job(tuple(rounds), closing, b.settles, finish)
+        return Job(tuple(rounds), closing, b.commits, finish)
 
     steps = tuple(
         tuple(job(*three) for three in zip(*jobs, strict=True))
@@ -226,7 +226,7 @@ def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
 
 
 class _Player:
-    """One worker of a method on a model of these shapes, with gradients that stay the same."""
+    """One worker of a method on a model of these shapes, with fixed gradients."""
 
     def __init__(
         self,
@@ -266,11 +266,11 @@ class _Player:
         prepare_for(session.engine.exchanges, loud=False)
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Any numbers will do: the gradients' own."""
+        """Any numbers will do: the gradients themselves."""
         return [(name, self.gradients[name].view(shape)) for name, shape in self.shapes.items()]
 
     def play(self, workers: int, repeats: int) -> Profile:
-        """Without repeats only the rounds count, and the work behind the last one is not done."""
+        """Without repeats only the rounds are recorded, and the work after the last one is not done."""
         found: list[tuple[Job, ...]] = []
         session: Session | None = None
         for step in STEPS[:1] if self.exchange.traits.payload == "fixed" else STEPS:
@@ -317,7 +317,7 @@ class _Player:
         return tuple(_median(same) for same in zip(*played[1:], strict=True))
 
     def _programs(self, session: Session, turn: int) -> Generator[Program, None, None]:
-        """New gradients in every turn, or methods that skip what has not changed would never send."""
+        """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
         cpu = torch.device("cpu")
         views: list[View] = []
         for bucket in self.buckets:
@@ -356,7 +356,7 @@ def _median(same: Sequence[Job]) -> Job:
         for number, each in enumerate(last.rounds)
     )
     pick: Callable[[str], float] = lambda name: _middle([getattr(job, name) for job in same])  # noqa: E731
-    return Job(rounds, pick("closing"), last.settles, pick("finish"))
+    return Job(rounds, pick("closing"), last.commits, pick("finish"))
 
 
 def _middle(values: Sequence[float]) -> float:

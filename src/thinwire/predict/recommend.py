@@ -1,4 +1,4 @@
-"""Which method for this model on this link: a prediction for every one, and a recommendation with reasons."""
+"""Which method to use for a model on a link: a prediction for each, and a recommendation with reasons."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from importlib.resources import files
 from typing import Any
 
 from thinwire import predict
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
 
-# Only other methods make something of these.
-WRAPPERS = ("warmup", "route")
 # A method is recommended if it came this close to dense in our own table, in points of accuracy.
 CLOSE_ENOUGH = 0.01
-# And if it saves so much of the time of a step: less is not worth a method that approximates.
+# And if it is at least this much faster: less is not worth an approximation.
 WORTH_IT = 1.1
-# Of methods within this of the fastest, the more accurate one is taken.
+# Of the methods within this factor of the fastest, the most accurate one is taken.
 ABOUT_AS_FAST = 1.15
 LAYER = (1024, 1024)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is predicted for one method; seconds and bytes are per step and worker.
+    """The prediction for one method; seconds and bytes are per step and worker.
 
-    `kept_back` says why it is not recommended whatever its speed, None if it may be.
+    `kept_back` says why it is not recommended whatever its speed; None if it may be.
     """
 
     method: str
@@ -76,8 +75,13 @@ def _finite(value: float) -> float | None:
 
 
 def candidates() -> list[str]:
-    """Every method at its defaults."""
-    return [str(cls()) for name, cls in list_methods().items() if name not in WRAPPERS]
+    """Every method at its defaults, but for those that consist of other methods."""
+    methods = [cls() for cls in list_methods().values()]
+    return [str(method) for method in methods if not _made_of_others(method)]
+
+
+def _made_of_others(method: Exchange) -> bool:
+    return any(isinstance(value, Exchange) for value in method.options().values())
 
 
 def make_plan(
@@ -139,14 +143,14 @@ def make_plan(
 
 @lru_cache(maxsize=1)
 def proven() -> dict[str, float]:
-    """Accuracy less that of dense, by method: our own table (`thinwire bench digits --steps 500 --json`)."""
+    """Accuracy minus that of dense, by method: our table (`python -m benchmarks digits --steps 500`)."""
     record = json.loads(files("thinwire.predict").joinpath("digits.json").read_text())
     results: Sequence[Mapping[str, Any]] = record["results"]
     return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}
 
 
 def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
-    """Why a method is not recommended however fast it is."""
+    """Why a method is not recommended, however fast it is."""
     exchange = parse_exchange(method)
     traits = exchange.traits
     behind = proven().get(str(exchange))
@@ -162,7 +166,7 @@ def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
 
 
 def recommend(rows: Sequence[Row]) -> tuple[str, list[str]]:
-    """The fastest that has proven itself, or dense if that is hardly slower."""
+    """The fastest method that has proven itself, or dense if it is hardly slower."""
     dense = next(row for row in rows if row.method == "dense")
     able = [row for row in rows if row.kept_back is None]
     fastest = min(able, key=lambda row: row.step_seconds)
@@ -204,7 +208,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(bandwidth: float) -> str:
-    """Bytes a second, in the bits a second that links are sold in."""
+    """Bytes per second, written in bits per second."""
     bits = 8 * bandwidth
     for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
         if bits >= size:

@@ -1,7 +1,7 @@
-"""A step on the clock: threads that compute, lanes that compress, and the link they share.
+"""The timeline of a step: threads that compute, lanes that compress, and the link they share.
 
-Nothing is measured here. Threads are generators of segments; processor and link are shared evenly between
-those that want them at the same time, and time moves on to the next segment that ends.
+Nothing is measured here. Threads are generators of segments. Processor and link are shared evenly between
+the threads that want them at the same time, and time advances to the next segment that ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Want = Literal["cpu", "link", "delay"]
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds of a step without communication; the backward pass is what communication can hide behind."""
+    """Seconds of a step without communication; communication can overlap with the backward pass."""
 
     forward: float
     backward: float
@@ -29,7 +29,7 @@ class Compute:
 
     @staticmethod
     def of(seconds: float) -> Compute:
-        """A third forward and two thirds backward, as matrix products have it."""
+        """One third forward and two thirds backward, as for matrix products."""
         return Compute(seconds / 3, 2 * seconds / 3)
 
     @property
@@ -54,14 +54,14 @@ def step_seconds(
     driver: Driver,
     cores: float = math.inf,
 ) -> float:
-    """When a step that begins at 0 ends.
+    """The end of a step that begins at 0.
 
     Args:
         jobs: in the order of the buckets.
         shares: the part of the backward pass that ends with each job's gradients being ready.
         driver: "lanes" (job i in lane i mod 2), "direct" (the hook does the work before the only operation),
-            or "blocking" (one job after the other behind the backward pass, in its thread).
-        cores: how many threads of a worker run at full speed side by side.
+            or "blocking" (one job after the other, after the backward pass, in its thread).
+        cores: the number of threads of a worker that run at full speed at the same time.
     """
     return _Step(jobs, shares, compute, link, driver).run(cores)
 
@@ -99,7 +99,7 @@ class _Step:
         yield _Segment("cpu", self.compute.rest)
 
     def _lane(self, numbers: range) -> _Thread:
-        """First the rounds of all jobs, then what they do once the step is settled."""
+        """First the rounds of all jobs, then what they do once the step is committed."""
         for number in numbers:
             job = self.jobs[number]
             yield lambda number=number: self.ready[number]
@@ -108,9 +108,9 @@ class _Step:
                 yield from self._operation(each)
             yield _Segment("cpu", job.closing)
             self.communicated[number] = True
-            self.done[number] = not job.settles
+            self.done[number] = not job.commits
         for number in numbers:
-            if self.jobs[number].settles:
+            if self.jobs[number].commits:
                 yield lambda: all(self.communicated)
                 yield _Segment("cpu", self.jobs[number].finish)
                 self.done[number] = True
@@ -146,7 +146,7 @@ class _Step:
                     waiting[number] = _at_once
 
     def _wake(self, waiting: dict[int, Callable[[], bool]], doing: dict[int, _Segment]) -> None:
-        """Let every thread go on that can, until none can: one may be what another waits for."""
+        """Advance all threads that can run, until none can: one may wait for another."""
         while ready := [number for number, condition in waiting.items() if condition()]:
             for number in ready:
                 del waiting[number]

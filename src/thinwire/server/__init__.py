@@ -1,7 +1,7 @@
 """Asynchronous training through a parameter server, quantised both ways (AsyLPG and its variants).
 
-`serve` and `work` drive two coroutines (`server.py`, `worker.py`) over mail (`mail.py`): in processes over
-`torch.distributed` (`gloo.py`), or all in one process on a virtual clock (`scheduler.py`).
+`server.py` and `worker.py` are the two sides. They talk in messages (`messages.py`) over the connections of
+`thinwire.net.transport`, in processes (`connections.py`) or within one (`tests/server/simulation.py`).
 """
 
 from thinwire.server.api import asylpg, serve, work

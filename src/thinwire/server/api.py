@@ -12,16 +12,15 @@ import torch.distributed as dist
 
 from thinwire import kernels, log
 from thinwire.core import checks
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ConfigError, PeerError, ThinwireError
 from thinwire.net.liveness import default_store
 from thinwire.net.meter import Meter
+from thinwire.net.transport import own_connection, run
 from thinwire.server import checkpoint as checkpoints
-from thinwire.server.agreement import Agreement
-from thinwire.server.gloo import Line, Office, own_connection
-from thinwire.server.options import AsyLPG
+from thinwire.server.connections import ServerConnections, connect_to_servers
+from thinwire.server.options import Agreement, AsyLPG
 from thinwire.server.problems import Problem, as_problem
-from thinwire.server.progress import bar
-from thinwire.server.record import EpochRecord, RunResult
+from thinwire.server.record import EpochRecord, RunResult, progress_bar
 from thinwire.server.server import Server
 from thinwire.server.worker import Worker
 
@@ -65,7 +64,7 @@ def serve(
     """
     checks.positive("asylpg", "timeout", timeout)
     if checkpoint_every is not None:
-        checks.at_least("asylpg", "checkpoint_every", checkpoint_every, 1)
+        checks.whole("asylpg", "checkpoint_every", checkpoint_every, 1)
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ConfigError("asylpg: resume and checkpoint_every need checkpoint=FILE")
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
@@ -86,10 +85,10 @@ def serve(
     )
     if resume and file is not None:
         checkpoints.load(server, file)
-        log.info("shard %d goes on from epoch %d, update %d", shard, server.state.epoch, server.state.version)
+        log.info("shard %d continues at epoch %d, update %d", shard, server.state.epoch, server.state.version)
     shown = (shard == 0 and sys.stderr.isatty()) if progress is None else progress
-    with bar(server, shown) as tick:
-        return Office(server, _store(store), name, timeout).run(tick)
+    with progress_bar(server, shown) as tick:
+        return ServerConnections(server, _store(store), name, timeout).run(tick)
 
 
 def work(
@@ -112,13 +111,19 @@ def work(
     The others are those of `serve`. Returns the final parameters, which the problem takes over, too.
     """
     checks.positive("asylpg", "timeout", timeout)
-    checks.at_least("asylpg", "index", index, 0)
+    checks.whole("asylpg", "index", index, 0)
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
     kernels.prepare(None, problem.kernels)
     given = _store(store)
     life = int(own_connection(given).add(f"thinwire/{name}/lives/{index}", 1))
     worker, meter = Worker(problem, agreement, index, life), Meter()
-    parameters = Line(worker, given, name, timeout, meter).run()
+    try:
+        servers = connect_to_servers(agreement, given, name, timeout, meter)
+        parameters = run(worker.run(servers))
+    except PeerError as error:
+        raise PeerError(
+            f"worker {index} {error}. If a server ended, start it again from its checkpoint, then the workers"
+        ) from error
     problem.finish(parameters)
     return RunResult(parameters, updates=worker.updates, meter=meter)
 
@@ -156,12 +161,12 @@ def asylpg(
         def loss(model, batch):
             return cross_entropy(model(batch[0]), batch[1])
 
-        thinwire.asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
+        thinwire.server.asylpg(model, loss, (images, labels), mode="centered", lr=0.1, epoch_length=500)
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ThinwireError(
             "torch.distributed is not initialised: call torch.distributed.init_process_group first "
-            "(torchrun sets the environment it needs), or use thinwire.serve and thinwire.work with a store"
+            "(torchrun sets the environment it needs), or use serve and work of thinwire.server with a store"
         )
     try:
         asked = AsyLPG(**options)

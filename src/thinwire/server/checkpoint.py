@@ -1,23 +1,28 @@
-"""The server's state in a file: arrays and JSON in an npz, without pickle, replaced in one step."""
+"""The server's state in a safetensors file: arrays as tensors, all else as JSON in the metadata."""
 
 from __future__ import annotations
 
 import json
 import os
-import zipfile
-from dataclasses import replace
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import safetensors
+import torch
+from safetensors.numpy import save as to_safetensors
 
+from thinwire.core import schema
 from thinwire.errors import StateError
 from thinwire.server.record import EpochRecord
-from thinwire.server.server import Server
+from thinwire.server.server import Server, ServerState
 
-FORMAT = 1
-_ARRAYS = ("x", "y", "snapshot", "full", "total")
-_NUMBERS = ("epoch", "version", "applied", "bits_down", "bits_up")
+FORMAT = 2
+ARRAYS = ("x", "y", "snapshot", "full", "total", "staleness")
+COUNTS = ("epoch", "version", "applied", "bits_down", "bits_up")
 
 
 def path_of(path: str | Path, shard: int, shards: int) -> Path:
@@ -27,59 +32,90 @@ def path_of(path: str | Path, shard: int, shards: int) -> Path:
 
 
 def save(server: Server, path: Path) -> None:
+    """Write the state. The file is replaced in one step, so it is never half written."""
     state = server.state
-    told = {
+    arrays = {name: np.ascontiguousarray(getattr(state, name)) for name in ARRAYS}
+    about: dict[str, object] = {
         "format": FORMAT,
-        "agreement": server.agreement.to_json(),
         "shard": server.shard,
+        "agreement": server.agreement.to_json(),
+        "checksum": _checksum(arrays),
         "summed": state.summed,
-        "history": [record.to_json() for record in server.history],
-        "numbers": {name: getattr(state, name) for name in _NUMBERS},
+        "history": [asdict(record) for record in state.history],
+        **{name: getattr(state, name) for name in COUNTS},
     }
-    meta = np.frombuffer(json.dumps(told).encode(), np.uint8)
-    arrays = {name: getattr(state, name) for name in _ARRAYS}
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        np.savez(file, meta=meta, staleness=server.staleness, **cast(Any, arrays))
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(to_safetensors(arrays, {name: json.dumps(value) for name, value in about.items()}))
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
 
 
 def load(server: Server, path: Path) -> None:
-    """Put a saved state into a new server; StateError if it does not fit, and nothing is changed."""
+    """Put a saved state into a new server once all of it is checked; StateError names what does not fit."""
+    found: dict[str, Any] = {}
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in (*_ARRAYS, "staleness")}
-            told = cast("dict[str, Any]", json.loads(found["meta"].tobytes()))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        with cast(Any, safetensors.safe_open)(path, framework="pt") as file:
+            for name, text in cast("dict[str, str]", file.metadata() or {}).items():
+                found[name] = json.loads(text)
+            for name in cast("list[str]", file.keys()):
+                found[name] = file.get_tensor(name).clone()
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise StateError(f"{path} is not a checkpoint of a parameter server: {error}") from None
-    if told.get("format") != FORMAT:
-        raise StateError(f"{path} has format {told.get('format')!r}, this version reads {FORMAT}")
-    if told.get("shard") != server.shard:
-        raise StateError(f"{path} is of shard {told.get('shard')!r}, this is shard {server.shard}")
-    difference = server.agreement.difference(str(told.get("agreement")))
-    if difference:
-        raise StateError(f"{path} is of another run: {difference.replace('the worker', 'the checkpoint')}")
-    numbers = cast("dict[str, Any]", told.get("numbers", {}))
-    for name in _NUMBERS:
-        value = numbers.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise StateError(f"{path}: {name} is {value!r}, which cannot be")
-    own = server.state
-    for name in _ARRAYS:
-        array, expected = arrays[name], getattr(own, name)
-        if array.shape != expected.shape or array.dtype != expected.dtype or not np.isfinite(array).all():
-            raise StateError(f"{path}: {name} is {array.dtype} of {array.shape}, or not finite")
-    if arrays["staleness"].shape != server.staleness.shape or arrays["staleness"].dtype != np.int64:
-        raise StateError(f"{path}: the histogram of staleness does not fit")
-    try:
-        history = [EpochRecord(**record) for record in told["history"]]
-    except (KeyError, TypeError):
-        raise StateError(f"{path}: the history is damaged") from None
-    restored = {name: arrays[name] for name in _ARRAYS}
-    state = replace(
-        own, **restored, **{name: numbers[name] for name in _NUMBERS}, summed=bool(told["summed"])
-    )
-    server.restore(state, history, arrays["staleness"])
+    schema.check(_schema(server), found, str(path))
+    arrays = {name: found[name].numpy() for name in ARRAYS}
+    if found["checksum"] != _checksum(arrays):
+        raise StateError(f"{path} is damaged: the checksum of its tensors does not fit")
+    history = [EpochRecord(**record) for record in found["history"]]
+    counts = {name: found[name] for name in COUNTS}
+    server.restore(ServerState(**arrays, **counts, summed=found["summed"], history=history))
+
+
+def _checksum(arrays: Mapping[str, Any]) -> int:
+    total = 0
+    for name in ARRAYS:
+        total = zlib.crc32(arrays[name].data, total)
+    return total
+
+
+def _schema(server: Server) -> schema.Schema:
+    def agreement(value: object, what: str) -> None:
+        difference = server.agreement.difference(str(value), "the checkpoint")
+        if difference:
+            raise StateError(f"{what} is of another run: {difference}")
+
+    arrays = {name: _finite(getattr(server.state, name)) for name in ARRAYS}
+    counts = dict.fromkeys(COUNTS, schema.whole())
+    record = dict.fromkeys((f.name for f in fields(EpochRecord)), schema.whole())
+    record |= {"objective": _number, "seconds": _number}
+    return {
+        "format": schema.version(FORMAT),
+        "shard": schema.equal(server.shard),
+        "agreement": agreement,
+        "checksum": schema.whole(),
+        **arrays,
+        **counts,
+        "summed": _boolean,
+        "history": schema.listing(schema.record(record)),
+    }
+
+
+def _finite(like: Any) -> schema.Check:
+    def fits(value: object, what: str) -> None:
+        schema.tensor(torch.from_numpy(like))(value, what)
+        if not bool(torch.isfinite(cast(torch.Tensor, value)).all()):
+            raise StateError(f"{what} has entries that are not finite")
+
+    return fits
+
+
+def _number(value: object, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise StateError(f"{what} is {value!r}, not a number")
+
+
+def _boolean(value: object, what: str) -> None:
+    if not isinstance(value, bool):
+        raise StateError(f"{what} is {value!r}, not true or false")

@@ -1,4 +1,4 @@
-"""Mail between server and workers: a header of 28 bytes with everything to check the payload by."""
+"""Messages between server and workers: a header of 28 bytes with everything to check the payload by."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import torch
 
 from thinwire.errors import PayloadError
-from thinwire.server.quantiser import Bytes, Coded
-from thinwire.server.quantiser import raw as _raw
+from thinwire.net.transport import Connection
+from thinwire.server.quantiser import Bytes, Coded, raw
 
 MAGIC = 0x79
 FORMAT = 1
@@ -26,9 +27,9 @@ ONE_WAY = 0x80
 
 
 class Kind(IntEnum):
-    """Up: HELLO to FAULT. Down: SNAPSHOT to FAULT."""
+    """From a worker: HELLO to FINISHED, and FAULT. From a server: SNAPSHOT to FAULT."""
 
-    HELLO = 1  # a worker joins: its index as version, its options as payload
+    HELLO = 1  # a worker joins: its index as version, its agreement as payload
     ASK = 2  # for parameters
     UPDATE = 3  # a gradient difference, computed with the parameters of `version`
     PARTIAL = 4  # the sum of gradients (and losses) of chunk `version` at the snapshot
@@ -40,7 +41,7 @@ class Kind(IntEnum):
     END = 10  # the final x~
     WAIT = 11  # the server lives, the answer takes longer
     REFUSED = 12  # to HELLO, with the reason
-    FAULT = 13  # the run cannot go on, with the reason; either way
+    FAULT = 13  # the run cannot go on, with the reason
 
 
 FINAL = (Kind.END, Kind.REFUSED, Kind.FAULT)
@@ -49,7 +50,7 @@ _KINDS = frozenset(int(kind) for kind in Kind)
 
 @dataclass(slots=True)
 class Message:
-    """One mail. The vector's form, entries, scale and bytes are in `coded`."""
+    """The vector's form, entries, scale and bytes are in `coded`."""
 
     kind: Kind
     epoch: int = 0
@@ -67,8 +68,28 @@ class Message:
         return self.coded.payload.tobytes().decode(errors="replace")
 
 
+class MessageConnection:
+    """Messages over a connection, for vectors of up to `size` entries."""
+
+    def __init__(self, connection: Connection, size: int) -> None:
+        self.connection = connection
+        self._room = capacity(size)
+        self._out = np.zeros(self._room, np.uint8)
+        self._out_tensor = torch.from_numpy(self._out)
+
+    def send(self, message: Message) -> None:
+        end = pack_into(message, self._out)
+        name = f"send {message.kind.name.lower()}"
+        self.connection.send(self._out_tensor[:end], len(message.coded.payload), name)
+
+    async def receive(self) -> Message:
+        message = unpack((await self.connection.receive(self._room)).numpy(), self.connection.peer)
+        self.connection.count_received(message.length, f"receive {message.kind.name.lower()}")
+        return message
+
+
 def capacity(size: int) -> int:
-    """The longest mail there can be for `size` parameters: 48 bits each, or a text."""
+    """The longest message there can be for `size` parameters: 48 bits each, or a text."""
     return HEADER_BYTES + max(8192, 6 * size + 16)
 
 
@@ -78,7 +99,7 @@ def with_text(kind: Kind, text: str, *, epoch: int = 0, version: int = 0) -> Mes
 
 def partial(epoch: int, chunk: int, loss: float, gradient: Any, *, one_way: bool) -> Message:
     """A chunk's sum of losses as float64, then its sum of gradients as float32."""
-    coded = _raw(gradient)
+    coded = raw(gradient)
     coded.payload = np.concatenate((np.array([loss]).view(np.uint8), coded.payload))
     return Message(Kind.PARTIAL, epoch, chunk, coded, one_way)
 
@@ -95,50 +116,37 @@ def open_partial(message: Message, size: int) -> tuple[float, Any]:
 
 
 def pack_into(message: Message, buffer: Bytes) -> int:
-    """Write the mail into `buffer`; returns its length."""
-    coded = message.coded
-    payload = coded.payload
-    end = HEADER_BYTES + len(payload)
+    """Write the message into `buffer`; returns its length."""
+    coded, payload, end = message.coded, message.coded.payload, message.length
     if end > len(buffer):
-        raise PayloadError(f"a mail of {end} bytes exceeds the {len(buffer)} that were agreed")
+        raise PayloadError(f"a message of {end} bytes exceeds the {len(buffer)} that were agreed")
     kind = message.kind | ONE_WAY if message.one_way else int(message.kind)
-    _HEADER.pack_into(
-        buffer.data,
-        0,
-        MAGIC,
-        FORMAT,
-        kind,
-        coded.form,
-        message.epoch,
-        message.version,
-        coded.entries,
-        len(payload),
-        0,
-        coded.scale,
-    )
+    head = (MAGIC, FORMAT, kind, coded.form, message.epoch, message.version, coded.entries, len(payload), 0)
+    _HEADER.pack_into(buffer.data, 0, *head, coded.scale)
     buffer[HEADER_BYTES:end] = payload
     _CHECKSUM.pack_into(buffer.data, _CHECKSUM_AT, zlib.crc32(buffer[:end].data))
     return end
 
 
 def unpack(buffer: Bytes, source: str) -> Message:
-    """The mail at the beginning of `buffer`, with a payload of its own. PayloadError if it is none."""
+    """The message at the beginning of `buffer`, with a payload of its own. PayloadError if it is none."""
+    what = f"a message from {source}"
     if len(buffer) < HEADER_BYTES:
-        raise PayloadError(f"mail from {source} has {len(buffer)} bytes, less than a header")
+        raise PayloadError(f"{what} has {len(buffer)} bytes, less than a header")
     found = _HEADER.unpack_from(buffer.data, 0)
     magic, version_of_format, kind, form, epoch, version, entries, length, checksum, scale = found
     if magic != MAGIC:
-        raise PayloadError(f"mail from {source} does not begin with thinwire's mark")
+        raise PayloadError(f"{what} does not begin with thinwire's mark")
     if version_of_format != FORMAT:
-        raise PayloadError(f"mail from {source} has format {version_of_format}, this side speaks {FORMAT}")
+        raise PayloadError(f"{what} has format {version_of_format}, this side speaks {FORMAT}")
     if kind & ~ONE_WAY not in _KINDS:
-        raise PayloadError(f"mail from {source} is of the unknown kind {kind & ~ONE_WAY}")
+        raise PayloadError(f"{what} is of the unknown kind {kind & ~ONE_WAY}")
     end = HEADER_BYTES + length
     if end > len(buffer):
-        raise PayloadError(f"mail from {source} claims {length} bytes, more than can come")
-    mail = buffer[:end].copy()
-    mail[_CHECKSUM_AT : _CHECKSUM_AT + 4] = 0
-    if zlib.crc32(mail.data) != checksum:
-        raise PayloadError(f"mail from {source} is damaged: its checksum does not fit")
-    coded = Coded(form, entries, scale, mail[HEADER_BYTES:])
+        raise PayloadError(f"{what} claims {length} bytes, more than can come")
+    copy = buffer[:end].copy()
+    copy[_CHECKSUM_AT : _CHECKSUM_AT + 4] = 0
+    if zlib.crc32(copy.data) != checksum:
+        raise PayloadError(f"{what} is damaged: its checksum does not fit")
+    coded = Coded(form, entries, scale, copy[HEADER_BYTES:])
     return Message(Kind(kind & ~ONE_WAY), epoch, version, coded, bool(kind & ONE_WAY))

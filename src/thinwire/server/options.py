@@ -1,4 +1,4 @@
-"""What an asynchronous run with double quantisation is asked to do."""
+"""The options of an asynchronous run, and what server and workers must have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,24 +84,23 @@ class AsyLPG:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        name = "asylpg"
+        name, widths = "asylpg", (*range(2, 17), RAW_BITS)
         checks.one_of(name, "variant", self.variant, VARIANTS)
         checks.one_of(name, "mode", self.mode, MODES)
         checks.one_of(name, "prox", self.prox, PROXIMAL)
-        widths = range(2, 17)
-        if self.bits_down is not None and self.bits_down not in (*widths, RAW_BITS):
+        if self.bits_down is not None and self.bits_down not in widths:
             raise ConfigError(
                 f"asylpg: bits_down must be from 2 to 16, 32 (float32) or None (the precision rule), "
                 f"not {self.bits_down!r}"
             )
-        if self.bits_up not in (*widths, RAW_BITS):
+        if self.bits_up not in widths:
             raise ConfigError(f"asylpg: bits_up must be from 2 to 16, or 32 (float32), not {self.bits_up!r}")
         checks.positive(name, "mu", self.mu)
         checks.positive(name, "lr", self.lr)
-        checks.at_least(name, "max_staleness", self.max_staleness, 0)
-        checks.at_least(name, "seed", self.seed, 0)
+        checks.whole(name, "max_staleness", self.max_staleness, 0)
+        checks.whole(name, "seed", self.seed, 0)
         for option in ("epochs", "epoch_length", "batch"):
-            checks.at_least(name, option, getattr(self, option), 1)
+            checks.whole(name, option, getattr(self, option), 1)
         if not 0 <= self.strength < math.inf or (self.strength > 0) != (self.prox != "none"):
             raise ConfigError(
                 f"asylpg: strength goes with prox='l1' or 'l2' and is a finite number above 0, "
@@ -139,12 +138,48 @@ class AsyLPG:
         """h(x)."""
         return self.l1 * float(np.abs(x).sum()) + 0.5 * self.l2 * float(np.dot(x, x))
 
-    def agreement(self) -> dict[str, object]:
-        """What server and workers must have in common."""
-        told = asdict(self)
-        if not isinstance(self.lr_schedule, str):
-            told["lr_schedule"] = "a function"
-        return told
+
+@dataclass(frozen=True)
+class Agreement:
+    """Options, sizes, and how parameters are cut into shards and rows into chunks: equal on all sides."""
+
+    options: AsyLPG
+    parameters: int
+    rows: int
+    shards: int
+    chunks: int
+
+    def __post_init__(self) -> None:
+        checks.whole("asylpg", "shards", self.shards, 1)
+        checks.whole("asylpg", "workers", self.chunks, 1)
+        if self.shards > self.parameters:
+            raise ConfigError(f"asylpg: {self.shards} shards for {self.parameters} parameters are too many")
+
+    def part(self, shard: int) -> tuple[int, int]:
+        """The range of parameters that a shard keeps."""
+        return self.parameters * shard // self.shards, self.parameters * (shard + 1) // self.shards
+
+    def chunk(self, number: int) -> tuple[int, int]:
+        """The range of rows of a chunk."""
+        return self.rows * number // self.chunks, self.rows * (number + 1) // self.chunks
 
     def to_json(self) -> str:
-        return json.dumps(self.agreement())
+        told = asdict(self)
+        options = told.pop("options")
+        if not isinstance(self.options.lr_schedule, str):
+            options["lr_schedule"] = "a function"
+        return json.dumps(options | told)
+
+    def difference(self, theirs: str, whose: str = "the worker") -> str:
+        """The first difference to another side's agreement, in words; empty if there is none."""
+        try:
+            found = json.loads(theirs)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            return f"what {whose} says of its options cannot be read"
+        told, own = cast("dict[str, Any]", found), json.loads(self.to_json())
+        for name in sorted(set(told) | set(own)):
+            if told.get(name) != own.get(name):
+                return f"{whose} has {name}={told.get(name)!r}, the server {own.get(name)!r}: set them alike"
+        return ""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from thinwire.errors import PayloadError
 from thinwire.kernels import gspar_sample
-from thinwire.kernels._random import keys
 from thinwire.kernels.cpu import grid
+from thinwire.kernels.generator import keys
 from thinwire.methods.families import indices as index_code
 from thinwire.server.options import RAW_BITS
 

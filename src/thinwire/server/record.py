@@ -1,24 +1,31 @@
-"""What a run leaves behind: its parameters, its history, and how stale the updates were."""
+"""What a run reports: a record of every epoch, the result, and a progress bar."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.net.meter import Meter
 
+if TYPE_CHECKING:
+    from thinwire.server.server import Server
+
 Vector = NDArray[Any]
+REFRESH_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """A snapshot: its objective, and what had been sent by all until it was there.
+    """A snapshot: its objective, and what all sides had sent by then.
 
-    `bits_down` and `bits_up` count codes, scales and float32 vectors; `wire_bytes` everything, as the
-    server's interface carries it. With several shards they are those of this shard.
+    `bits_down` and `bits_up` count codes, scales and float32 vectors; `wire_bytes` everything that the
+    server's interface carries. With several shards they are those of this shard.
     """
 
     epoch: int
@@ -32,9 +39,6 @@ class EpochRecord:
     @property
     def bits(self) -> int:
         return self.bits_down + self.bits_up
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass
@@ -53,3 +57,42 @@ class RunResult:
     @property
     def objective(self) -> float:
         return self.history[-1].objective if self.history else float("nan")
+
+
+@contextmanager
+def progress_bar(server: Server, shown: bool) -> Generator[Callable[[], None] | None, None, None]:
+    """Gives a function to be called often; None if nothing is to be shown."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    begin, before, last = time.monotonic(), server.state.version, 0.0
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as progress:
+        task = progress.add_task("waiting", total=server.options.epochs * server.options.epoch_length)
+
+        def tick() -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= REFRESH_SECONDS:
+                last, version = now, server.state.version
+                progress.update(task, description=status(server, begin, before), completed=version)
+
+        yield tick
+
+
+def status(server: Server, begin: float, before: int = 0) -> str:
+    """One line on how the run goes."""
+    state, counts = server.state, server.state.staleness
+    objective = f"{state.history[-1].objective:.6g}" if state.history else "?"
+    rate = (state.version - before) / max(time.monotonic() - begin, 1e-9)
+    applied = int(counts.sum())
+    mean = float(counts @ np.arange(len(counts))) / applied if applied else 0.0
+    highest = int(np.flatnonzero(counts)[-1]) if applied else 0
+    return (
+        f"epoch {state.epoch}/{server.options.epochs}, objective {objective}, {rate:,.0f} updates/s, "
+        f"staleness {mean:.1f} (at most {highest}), {(state.bits_down + state.bits_up) / 8e6:,.2f} MB, "
+        f"{len(server.peers)} workers"
+    )

@@ -1,7 +1,7 @@
-"""The server's coroutine: keeps a shard of the parameters and takes updates in the order of their arrival.
+"""The server: keeps a shard of the parameters and takes updates in the order of their arrival.
 
-An epoch has two phases. In "summing" every worker has the snapshot x~ and sums the gradients of its chunk of
-the rows; in "stepping" the server gives out parameters and takes updates until `epoch_length` are given out.
+An epoch has two phases. First every worker gets the snapshot x~ and sums the gradients of its chunk of the
+rows. Then the server gives out parameters and takes updates until `epoch_length` are given out.
 
 Staleness. Every worker that has parameters and has not answered holds a ticket with the version t it got.
 An update is applied at once if all others can still be applied in time, whatever comes: with the other
@@ -18,26 +18,39 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire import log
 from thinwire.errors import ConfigError, PayloadError, PeerError, ThinwireError
-from thinwire.kernels._random import mix64
 from thinwire.kernels.cpu import grid
+from thinwire.kernels.generator import mix64
 from thinwire.net.meter import Meter
 from thinwire.server import quantiser
-from thinwire.server.agreement import Agreement
-from thinwire.server.mail import Event, ServerMail, next_event
 from thinwire.server.messages import Kind, Message, open_partial, with_text
+from thinwire.server.options import Agreement
 from thinwire.server.quantiser import Coded
 from thinwire.server.record import EpochRecord, RunResult
 
 Vector = NDArray[Any]
 LARGEST_COUNT = 2**32 - 1
+
+
+class ServerTransport(Protocol):
+    """How a server reaches its workers, by the numbers of their connections. Nothing here waits."""
+
+    def send(self, connection: int, message: Message) -> None: ...
+
+    def drop(self, connection: int) -> None:
+        """Give a worker up."""
+        ...
+
+    def close(self) -> None:
+        """Let no worker join any more."""
+        ...
 
 
 @dataclass
@@ -49,18 +62,21 @@ class ServerState:
     snapshot: Vector
     full: Vector  # the full gradient at the snapshot
     total: NDArray[np.float64]  # the sum of all x of this epoch, if accelerated
+    staleness: NDArray[np.int64]  # how many updates were so and so stale
     epoch: int = 0
     version: int = 0  # updates applied so far
     applied: int = 0  # of them in this epoch
     summed: bool = False  # whether `full` belongs to the snapshot
     bits_down: int = 0
     bits_up: int = 0
+    history: list[EpochRecord] = field(default_factory=list[EpochRecord])
 
 
 @dataclass
 class Peer:
-    """A worker that has joined on a link."""
+    """A worker that has joined on a connection."""
 
+    connection: int
     index: int
     waiting: bool = False  # for parameters, or for a chunk
     since: int = 0  # who waits longest is served first
@@ -71,7 +87,7 @@ class Peer:
 
 
 class Server:
-    """One shard.
+    """One shard. A transport calls `start`, then `receive`, `lose` and `tick`, until it is `finished`.
 
     Args:
         agreement: options, sizes and shards that server and workers have in common.
@@ -80,7 +96,7 @@ class Server:
         workers: how many are expected; the run begins when they are there, or some time later with
             `min_workers`.
         min_workers: the run ends with an error when fewer are left.
-        meter: where the driver counts bytes, for the record.
+        meter: where the transport counts bytes, for the record.
         on_update: called after every update with the version and the parameters (for tests).
         on_epoch: called with every new record.
         on_save: called whenever the state is worth keeping: at every epoch, and every `save_every` updates.
@@ -111,141 +127,51 @@ class Server:
         self.size = len(start)
         self.workers, self.min_workers = workers, min_workers
         self.meter = meter if meter is not None else Meter()
-        self.state = ServerState(start, start, start, np.zeros_like(start), np.zeros(self.size))
+        staleness = np.zeros(self.options.max_staleness + 1, np.int64)
+        self.state = ServerState(start, start, start, np.zeros_like(start), np.zeros(self.size), staleness)
         self._begin_epoch(start)
-        self.history: list[EpochRecord] = []
-        self.staleness = np.zeros(self.options.max_staleness + 1, np.int64)
         self.peers: dict[int, Peer] = {}
         self.lost: list[str] = []
         self.dropped = self.discarded = 0
-        self.late_after: float | None = None
         self._on_update, self._on_epoch, self._on_save = on_update, on_epoch, on_save
         self._save_every = save_every
-        self._open_tickets = 0
-        self._given = 0
+        self._tickets = 0  # how many workers hold
+        self._given = 0  # updates of this epoch, applied or out
         self._turn = 0
         self._bits_then = (0, 0, 0)
         self._wire_before = 0
         self._chunks: dict[int, tuple[float, Vector]] = {}
         self._running = self._over = False
         self._refusal = ""
-        self._started = time.monotonic()
+        self._started, self._late_after = time.monotonic(), math.inf
         self._scratch = np.zeros(self.size, self.state.x.dtype)
-        self._mail: ServerMail | None = None
+        self._transport: ServerTransport
 
-    # --- the coroutine -------------------------------------------------------------------------------------
+    # --- what a transport calls ----------------------------------------------------------------------------
 
-    async def run(self, mail: ServerMail) -> RunResult:
-        self._mail = mail
+    def start(self, transport: ServerTransport, late_after: float = math.inf) -> None:
+        """Begin when all workers have joined, or with enough of them after `late_after` seconds."""
+        self._transport, self._late_after = transport, late_after
         self._given = self.state.applied
-        while not (self._over and not self.peers):
-            event = await next_event()
-            try:
-                self._handle(event)
-            except PayloadError as error:
-                self._gone(event.link, f"sent what cannot be used: {error}")
-                mail.drop(event.link)
-        return self.result()
 
-    def result(self) -> RunResult:
-        return RunResult(
-            self.state.snapshot.copy(),
-            self.history,
-            self.staleness,
-            self.state.version,
-            self.dropped,
-            self.discarded,
-            self.lost,
-            self.meter,
-        )
+    def receive(self, connection: int, message: Message) -> None:
+        """A message of a worker. One whose message cannot be used is given up."""
+        try:
+            self._take(connection, message)
+        except PayloadError as error:
+            self.lose(connection, f"sent what cannot be used: {error}")
+            self._transport.drop(connection)
 
-    def _handle(self, event: Event) -> None:
-        if event.what == "tick":
-            self._begin_if_ready()
-        elif event.what == "gone":
-            self._gone(event.link, event.reason)
-        elif event.message is not None:
-            self._take(event.link, event.message)
-
-    def _take(self, link: int, message: Message) -> None:
-        peer = self.peers.get(link)
-        if message.kind == Kind.HELLO:
-            if peer is not None:
-                raise PayloadError("a second greeting")
-            self._hello(link, message)
-            return
-        if peer is None:
-            return  # given up already
-        if message.kind == Kind.FAULT:
-            raise ThinwireError(f"worker {peer.index}: {message.text}")
-        owes = peer.ticket is not None and peer.update is None
-        if owes and message.kind != Kind.UPDATE and message.epoch == self.state.epoch:
-            raise PayloadError(f"{message.kind.name}, but an update is due")
-        if message.kind == Kind.FINISHED:
-            if message.epoch == self.state.epoch:
-                peer.finished = True
-                self._end_epoch_if_finished()
-            else:
-                self._send_snapshot(link, peer)
-            return
-        if message.kind == Kind.UPDATE:
-            self._update(peer, message)
-        elif message.kind == Kind.PARTIAL:
-            self._partial(peer, message)
-        elif message.kind != Kind.ASK:
-            raise PayloadError(f"{message.kind.name} is nothing that a worker sends")
-        if not message.one_way:
-            self._turn += 1
-            peer.waiting, peer.since = True, self._turn
-        self._answer_all()
-
-    # --- joining and leaving -------------------------------------------------------------------------------
-
-    def _hello(self, link: int, message: Message) -> None:
-        difference = self.agreement.difference(message.text)
-        if difference or self._over:
-            self._refusal = difference or "the run is over"
-            self._post(link, with_text(Kind.REFUSED, self._refusal))
-            return
-        for other, peer in list(self.peers.items()):
-            if peer.index == message.version:  # it restarted before its old link was seen to break
-                self._gone(other, "came back on a new link")
-                self._need_mail().drop(other)
-        peer = Peer(message.version)
-        self.peers[link] = peer
-        if self._running:
-            self._send_snapshot(link, peer)
-        else:
-            self._begin_if_ready()
-
-    def _begin_if_ready(self) -> None:
-        """Begin with all that are expected, or when `late_after` has passed with enough of them."""
-        late = self.late_after is not None and time.monotonic() - self._started > self.late_after
-        if self._running or (len(self.peers) < self.workers and not late):
-            return
-        if len(self.peers) < self.min_workers:
-            why = f" (one was refused: {self._refusal})" if self._refusal else ""
-            raise PeerError(
-                f"only {len(self.peers)} of {self.workers} workers joined shard {self.shard} within "
-                f"{self.late_after:g} s, and min_workers is {self.min_workers}{why}"
-            )
-        self._running = True
-        for link, peer in self.peers.items():
-            self._send_snapshot(link, peer)
-        if self.state.summed and self.state.epoch >= self.options.epochs:
-            self._finish()  # the checkpoint was of a run at its end
-
-    def _gone(self, link: int, reason: str) -> None:
-        peer = self.peers.pop(link, None)
-        if peer is None:
-            return
-        if self._over:
+    def lose(self, connection: int, reason: str) -> None:
+        """A connection is gone."""
+        peer = self.peers.pop(connection, None)
+        if peer is None or self._over:
             return
         self.lost.append(f"worker {peer.index}: {reason}")
         log.warning("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
         if peer.ticket is not None:
             self.dropped += 1
-            self._open_tickets -= 1
+            self._tickets -= 1
             self._given -= 1
         if self._running and len(self.peers) < self.min_workers:
             raise PeerError(
@@ -255,6 +181,95 @@ class Server:
         self._apply_ready()
         self._answer_all()
         self._end_epoch_if_finished()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self._begin_if_ready()
+
+    @property
+    def finished(self) -> bool:
+        return self._over and not self.peers
+
+    def result(self) -> RunResult:
+        state = self.state
+        about = state.history, state.staleness, state.version, self.dropped, self.discarded, self.lost
+        return RunResult(state.snapshot.copy(), *about, self.meter)
+
+    def restore(self, state: ServerState) -> None:
+        """Go on from a checkpoint; before `start`."""
+        self.state = state
+        if self.options.variant != "accelerated":
+            state.y = state.x
+        if state.history:
+            last = state.history[-1]
+            self._bits_then = (last.bits_down, last.bits_up, last.wire_bytes)
+            self._wire_before = last.wire_bytes
+
+    # --- joining -------------------------------------------------------------------------------------------
+
+    def _take(self, connection: int, message: Message) -> None:
+        peer, kind = self.peers.get(connection), message.kind
+        if kind == Kind.HELLO:
+            if peer is not None:
+                raise PayloadError("a second greeting")
+            self._join(connection, message)
+            return
+        if peer is None:
+            return  # given up already
+        if kind == Kind.FAULT:
+            raise ThinwireError(f"worker {peer.index}: {message.text}")
+        owes = peer.ticket is not None and peer.update is None
+        if owes and kind != Kind.UPDATE and message.epoch == self.state.epoch:
+            raise PayloadError(f"{kind.name}, but an update is due")
+        if kind == Kind.FINISHED:
+            if message.epoch == self.state.epoch:
+                peer.finished = True
+                self._end_epoch_if_finished()
+            else:
+                self._send_snapshot(peer)
+            return
+        if kind == Kind.UPDATE:
+            self._update(peer, message)
+        elif kind == Kind.PARTIAL:
+            self._partial(peer, message)
+        elif kind != Kind.ASK:
+            raise PayloadError(f"{kind.name} is nothing that a worker sends")
+        if not message.one_way:
+            self._turn += 1
+            peer.waiting, peer.since = True, self._turn
+        self._answer_all()
+
+    def _join(self, connection: int, message: Message) -> None:
+        difference = self.agreement.difference(message.text)
+        if difference or self._over:
+            self._refusal = difference or "the run is over"
+            self._send(connection, with_text(Kind.REFUSED, self._refusal))
+            return
+        for other in list(self.peers.values()):
+            if other.index == message.version:  # it restarted before its old connection was seen to break
+                self.lose(other.connection, "came back on a new connection")
+                self._transport.drop(other.connection)
+        peer = self.peers[connection] = Peer(connection, message.version)
+        if self._running:
+            self._send_snapshot(peer)
+        else:
+            self._begin_if_ready()
+
+    def _begin_if_ready(self) -> None:
+        late = time.monotonic() - self._started > self._late_after
+        if self._running or (len(self.peers) < self.workers and not late):
+            return
+        if len(self.peers) < self.min_workers:
+            why = f" (one was refused: {self._refusal})" if self._refusal else ""
+            raise PeerError(
+                f"only {len(self.peers)} of {self.workers} workers joined shard {self.shard} within "
+                f"{self._late_after:g} s, and min_workers is {self.min_workers}{why}"
+            )
+        self._running = True
+        for peer in self.peers.values():
+            self._send_snapshot(peer)
+        if self.state.summed and self.state.epoch >= self.options.epochs:
+            self._finish()  # the checkpoint was of a run at its end
 
     # --- epochs --------------------------------------------------------------------------------------------
 
@@ -277,58 +292,55 @@ class Server:
         state.applied = 0
         state.summed = False
 
-    def _send_snapshot(self, link: int, peer: Peer) -> None:
+    def _send_snapshot(self, peer: Peer) -> None:
+        state = self.state
         peer.finished = peer.waiting = False
-        peer.chunk = None if self.state.summed else self._next_chunk(peer)
+        peer.chunk = None if state.summed else self._next_chunk(peer)
+        state.bits_down += 32 * self.size
         version = 0 if peer.chunk is None else peer.chunk + 1
-        self._post(
-            link, Message(Kind.SNAPSHOT, self.state.epoch, version, quantiser.raw(self.state.snapshot))
-        )
+        message = Message(Kind.SNAPSHOT, state.epoch, version, quantiser.raw(state.snapshot))
+        self._send(peer.connection, message)
 
     def _next_chunk(self, peer: Peer) -> int | None:
-        """Its own chunk, or one that belongs to nobody who is there."""
+        """Its own chunk, or one whose owner is not there."""
         taken = {p.chunk for p in self.peers.values()} | set(self._chunks)
         owners = {p.index for p in self.peers.values()} - {peer.index}
         free = [c for c in range(self.agreement.chunks) if c not in taken and c not in owners]
         return peer.index if peer.index in free else (free[0] if free else None)
 
     def _partial(self, peer: Peer, message: Message) -> None:
-        if message.epoch != self.state.epoch or self.state.summed:
+        state, chunks = self.state, self.agreement.chunks
+        if message.epoch != state.epoch or state.summed:
             self.discarded += 1
             return
-        if not 0 <= message.version < self.agreement.chunks:
-            raise PayloadError(f"chunk {message.version} of {self.agreement.chunks} does not exist")
+        if not 0 <= message.version < chunks:
+            raise PayloadError(f"chunk {message.version} of {chunks} does not exist")
         loss, gradient = open_partial(message, self.size)
-        self.state.bits_up += 32 * self.size
+        state.bits_up += 32 * self.size
         self._chunks.setdefault(message.version, (loss, gradient))
         peer.chunk = None
-        self._end_summing_if_done()
+        if len(self._chunks) == chunks:
+            self._end_summing()
 
-    def _end_summing_if_done(self) -> None:
-        if self.state.summed or len(self._chunks) < self.agreement.chunks:
-            return
+    def _end_summing(self) -> None:
         state, rows = self.state, self.agreement.rows
         full, loss = np.zeros(self.size), 0.0
-        for chunk in range(self.agreement.chunks):  # in this order, whoever came first
+        for chunk in sorted(self._chunks):  # in this order, whoever came first
             loss += self._chunks[chunk][0]
             full += self._chunks[chunk][1]
         state.full = (full / rows).astype(state.x.dtype)
         state.summed = True
         self._chunks.clear()
-        self._record(loss / rows)
+        seconds = time.monotonic() - self._started
+        record = EpochRecord(state.epoch, loss / rows, state.version, *self._bits_then, seconds)
+        state.history.append(record)
+        if not math.isfinite(record.objective):
+            raise ThinwireError(f"the objective is {record.objective} at epoch {state.epoch}: lower lr")
+        if self._on_epoch is not None:
+            self._on_epoch(record)
         self._save()
         if state.epoch >= self.options.epochs:
             self._finish()
-
-    def _record(self, objective: float) -> None:
-        down, up, wire = self._bits_then
-        seconds = time.monotonic() - self._started
-        record = EpochRecord(self.state.epoch, objective, self.state.version, down, up, wire, seconds)
-        self.history.append(record)
-        if not math.isfinite(objective):
-            raise ThinwireError(f"the objective is {objective} at epoch {self.state.epoch}: lower lr")
-        if self._on_epoch is not None:
-            self._on_epoch(record)
 
     def _end_epoch_if_finished(self) -> None:
         state = self.state
@@ -345,19 +357,21 @@ class Server:
         self._begin_epoch(x)
         self._given = 0
         self._chunks.clear()
-        for link, peer in self.peers.items():
-            self._send_snapshot(link, peer)
+        for peer in self.peers.values():
+            self._send_snapshot(peer)
 
     def _finish(self) -> None:
         self._over = True
-        self._need_mail().close()
-        for link, peer in list(self.peers.items()):
+        self._transport.close()
+        for peer in list(self.peers.values()):
             if peer.waiting:
-                self._send_end(link)
+                self._send_end(peer)
 
-    def _send_end(self, link: int) -> None:
-        self._post(link, Message(Kind.END, self.state.epoch, 0, quantiser.raw(self.state.snapshot)))
-        del self.peers[link]
+    def _send_end(self, peer: Peer) -> None:
+        self._send(
+            peer.connection, Message(Kind.END, self.state.epoch, 0, quantiser.raw(self.state.snapshot))
+        )
+        del self.peers[peer.connection]
 
     # --- updates -------------------------------------------------------------------------------------------
 
@@ -394,10 +408,10 @@ class Server:
         if coded is None or ticket is None:
             raise AssertionError("only what has arrived is applied")
         peer.update = peer.ticket = None
-        self._open_tickets -= 1
+        self._tickets -= 1
         state, options = self.state, self.options
         quantiser.decode(coded, self._scratch)
-        self.staleness[state.version - ticket] += 1
+        state.staleness[state.version - ticket] += 1
         rate = options.rate(state.epoch)
         grid.proximal_step(state.y, self._scratch, state.full, rate, options.l1, options.l2)
         if options.variant == "accelerated":
@@ -410,30 +424,30 @@ class Server:
             self._save()
 
     def _answer_all(self) -> None:
-        """Give everyone who waits what there is for it."""
-        for link, peer in sorted(self.peers.items(), key=lambda item: item[1].since):
+        """Give all who wait what there is for them."""
+        for peer in sorted(self.peers.values(), key=lambda peer: peer.since):
             if peer.waiting and peer.update is None:
-                self._answer(link, peer)
+                self._answer(peer)
 
-    def _answer(self, link: int, peer: Peer) -> None:
+    def _answer(self, peer: Peer) -> None:
         state = self.state
         if self._over:
-            self._send_end(link)
+            self._send_end(peer)
         elif not state.summed:
             chunk = self._next_chunk(peer) if peer.chunk is None else None
             if chunk is not None:
                 peer.chunk, peer.waiting = chunk, False
-                self._post(link, Message(Kind.CHUNK, state.epoch, chunk))
+                self._send(peer.connection, Message(Kind.CHUNK, state.epoch, chunk))
         elif self.shard == 0 and self._given >= self.options.epoch_length:
             peer.waiting = False
-            self._post(link, Message(Kind.PAUSE, state.epoch))
-        elif self._open_tickets <= self.options.max_staleness:
-            self._give(link, peer)
+            self._send(peer.connection, Message(Kind.PAUSE, state.epoch))
+        elif self._tickets <= self.options.max_staleness:
+            self._give(peer)
 
-    def _give(self, link: int, peer: Peer) -> None:
+    def _give(self, peer: Peer) -> None:
         state, options = self.state, self.options
         mu = options.mu * options.theta(state.epoch)
-        seed = mix64(options.seed + (self.shard << 40) + (state.version << 8) + self._open_tickets)
+        seed = mix64(options.seed + (self.shard << 40) + (state.version << 8) + self._tickets)
         coded, square = quantiser.parameters(
             state.x, state.snapshot, mode=options.mode, bits=options.bits_down, mu=mu, seed=seed
         )
@@ -441,39 +455,19 @@ class Server:
             raise self._diverged()
         state.bits_down += coded.bits
         peer.ticket, peer.waiting = state.version, False
-        self._open_tickets += 1
+        self._tickets += 1
         self._given += 1
-        self._post(link, Message(Kind.PARAMETERS, state.epoch, state.version, coded))
+        self._send(peer.connection, Message(Kind.PARAMETERS, state.epoch, state.version, coded))
 
     def _diverged(self) -> ThinwireError:
         where = f"in epoch {self.state.epoch}" if self.state.epoch else "at the start or in the first epoch"
         return ThinwireError(f"the parameters are not finite {where}: lower lr (now {self.options.lr:g})")
 
-    def _post(self, link: int, message: Message) -> None:
-        if message.kind in (Kind.SNAPSHOT,):
-            self.state.bits_down += 32 * self.size
+    def _send(self, connection: int, message: Message) -> None:
         if message.version > LARGEST_COUNT:
             raise ThinwireError("more than 2^32 updates: the header has no room for more")
-        self._need_mail().send(link, message)
-
-    def _need_mail(self) -> ServerMail:
-        if self._mail is None:
-            raise AssertionError("the server is not running")
-        return self._mail
-
-    # --- keeping -------------------------------------------------------------------------------------------
+        self._transport.send(connection, message)
 
     def _save(self) -> None:
         if self._on_save is not None:
             self._on_save(self)
-
-    def restore(self, state: ServerState, history: list[EpochRecord], staleness: NDArray[np.int64]) -> None:
-        """Go on from a checkpoint; before `run`."""
-        self.state = replace(state)
-        if self.options.variant != "accelerated":
-            self.state.y = self.state.x
-        self.history, self.staleness = history, staleness
-        if history:
-            last = history[-1]
-            self._bits_then = (last.bits_down, last.bits_up, last.wire_bytes)
-            self._wire_before = last.wire_bytes

@@ -1,4 +1,4 @@
-"""What every session offers, whatever its method."""
+"""The interface of every session, whatever its method."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
+from thinwire import log
 from thinwire.averaging.base import Schedule
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
@@ -16,16 +19,38 @@ from thinwire.net.link import Links
 from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 
 States = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class BaseSession(ABC):
-    """One method at work on one model: a facade over an engine."""
+    """One method on one model: a facade over an engine."""
 
     engine: Engine
     """Plans, states and programs, for hosts and drivers."""
+
+    def start(
+        self,
+        process_group: dist.ProcessGroup | None,
+        rank_info: RankInfo | None,
+        *,
+        lanes: int = 1,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """Compile the kernels and join the group; with `rank_info` a driver runs this rank instead."""
+        exchanges = self.engine.exchanges
+        if rank_info is None:
+            on_cpu = all(tensor.device.type == "cpu" for tensor in self.engine.parameters.values())
+            prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
+            self.engine.open(process_group, lanes)
+        else:
+            self.engine.rank_info = rank_info
+        if self.rank_info.rank == 0:
+            for warning in (*warnings, *(exchange.warning for exchange in exchanges)):
+                if warning is not None:
+                    log.warning("%s", warning)
 
     # -- what it is and what it costs ------------------------------------------------------------------
 
@@ -40,7 +65,7 @@ class BaseSession(ABC):
 
     @property
     def step(self) -> int:
-        """Steps taken: part of what all ranks must agree on."""
+        """Steps so far; equal on all ranks."""
         return self.engine.step
 
     @property
@@ -53,7 +78,7 @@ class BaseSession(ABC):
         return self.engine.dense_bytes
 
     def payload_bytes(self) -> float | None:
-        """The payload of a step, frame headers apart; None if it depends on the data."""
+        """The payload of a step without frame headers; None if it depends on the data."""
         return self.engine.payload_bytes()
 
     def metrics(self) -> dict[str, float]:
@@ -76,11 +101,11 @@ class BaseSession(ABC):
     @property
     @abstractmethod
     def reconcile_every(self) -> int | None:
-        """After how many steps replicas are made equal; None if they always are."""
+        """The number of steps after which replicas are made equal; None if they always are."""
 
     @abstractmethod
     def reconcile(self) -> None:
-        """Make all ranks' parameters equal now, to the last bit. To be called on every rank."""
+        """Make all ranks' parameters equal now, to the last bit. Call it on every rank."""
 
     @abstractmethod
     def replicas(self) -> Replicas:
@@ -89,43 +114,43 @@ class BaseSession(ABC):
     def spread(self) -> float:
         """How far apart the replicas are: the largest distance from the mean, relative to its norm.
 
-        Costs one dense mean of the parameters. To be called on every rank; the answer is equal on all.
+        This costs one dense mean of the parameters. Call it on every rank; the answer is equal on all.
         """
         result: list[float] = []
         self.run(self.replicas().spread(self.rank_info, self.step, self.engine.link, result))
         return result[0]
 
     def residuals(self) -> dict[str, Any]:
-        """What this rank has not sent yet, by parameter: the part of past gradients that comes later."""
+        """The part of past gradients that this rank has not sent yet, by parameter."""
         return self.engine.states.residuals()
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must remember to go on bit for bit: tensors, numbers and strings only.
+        """Everything that this rank needs to continue bit for bit: tensors, numbers and strings only.
 
-        One per rank: residuals differ. Loads with `torch.load(..., weights_only=True)`.
+        There is one per rank, because residuals differ. It loads with `torch.load(..., weights_only=True)`.
         """
 
     @abstractmethod
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
-        """Go on from a `state_dict` of this rank; the model, method and rank must be the same.
+        """Continue from a `state_dict` of this rank; the model, method and rank must be the same.
 
-        With another world size say what becomes of the residuals:
+        With another world size, choose what happens to the residuals:
 
-        - `on_resize="sum"`: this rank takes over the sum of the given states' residuals. Give each old
-          rank's state to exactly one new rank (a list, if a rank gets several) and nothing is lost.
-        - `on_resize="drop"`: residuals start at zero; what is equal on all ranks is kept. Any old rank's
-          state will do.
+        - `on_resize="sum"`: this rank gets the sum of the residuals of the given states. Pass the state of
+          each old rank to exactly one new rank (as a list, if a rank gets several), and nothing is lost.
+        - `on_resize="drop"`: residuals start at zero; state that is equal on all ranks is kept. Any old
+          rank's state will do.
         """
 
     # -- the network -----------------------------------------------------------------------------------
 
     def throttle(self, links: str | Links, *, seed: int = 0) -> None:
-        """From now on let every operation take as long as on this link; "none" ends it.
+        """From now on every operation takes as long as on this link; "none" ends it.
 
-        To be called on every rank, between two steps. See `thinwire.net.link` for the words and
+        Call it on every rank, between two steps. See `thinwire.net.link` for link strings and
         `thinwire.net.throttle` for the model.
 
             session = thinwire.attach(model, "topk")
@@ -142,13 +167,13 @@ class BaseSession(ABC):
     _detach_hooks: tuple[Callable[[], None], ...] = ()
 
     def on_detach(self, hook: Callable[[], None]) -> None:
-        """Called by `detach`, in the order of registration: how a host takes its hooks off."""
+        """Register a function for `detach`, with which a host removes its hooks; called in this order."""
         self._detach_hooks = (*self._detach_hooks, hook)
 
     def detach(self) -> None:
-        """Stop: the host's hooks are taken off, threads end, private groups are closed.
+        """Stop: remove the host's hooks, end the threads, close the private groups.
 
-        To be called on every rank. Afterwards the session can still be read and saved.
+        Call it on every rank. Afterwards the session can still be read and saved.
         """
         hooks, self._detach_hooks = self._detach_hooks, ()
         for hook in hooks:

@@ -31,7 +31,7 @@ def save(engine: Engine) -> dict[str, Any]:
 
 
 def engine_schema(engine: Engine) -> schema.Schema:
-    """What a state of this engine looks like; its tensors are checked by `check_entries`."""
+    """The schema of this engine's state; `check_entries` checks its tensors."""
     return {
         "format": schema.version(FORMAT),
         "method": schema.equal(repr(engine.method)),
@@ -83,7 +83,7 @@ def _check(engine: Engine, state: object) -> SavedState:
 
 
 def _drop(saved: SavedState) -> SavedState:
-    """Residuals start at zero; what is equal on all ranks is kept."""
+    """Residuals start at zero; state that is equal on all ranks is kept."""
     zeros = {
         name: {field: torch.zeros_like(tensor) for field, tensor in fields.items()}
         for name, fields in saved.residuals.items()

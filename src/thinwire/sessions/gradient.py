@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire import log
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
@@ -20,7 +19,6 @@ from thinwire.sessions import checkpoint
 from thinwire.sessions.base import BaseSession, States
 from thinwire.sessions.histogram import Histogram, measure
 from thinwire.sessions.optimizer_checks import check_optimizer
-from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 from thinwire.sessions.same_batch import stale_gradients
 
@@ -28,29 +26,29 @@ from thinwire.sessions.same_batch import stale_gradients
 class Session(BaseSession):
     """Averages tensors over a process group with a method.
 
-    For people with their own training loop:
+    In a training loop of your own:
 
         session = thinwire.Session(model.named_parameters(), "topk(ratio=0.01)")
         loss.backward()
         session.average({n: p.grad for n, p in model.named_parameters()}, in_place=True)
         optimizer.step()
 
-    Under `DistributedDataParallel` use `thinwire.attach`, which makes a session and plugs it in.
+    Under `DistributedDataParallel` use `thinwire.attach`, which makes a session and installs it.
 
     Args:
-        named_parameters: names and tensors, equal on all ranks; the parameters themselves, if the method
-            lets replicas drift and averages them every so many steps (see `reconcile`).
+        named_parameters: names and tensors; names, shapes and types must be equal on all ranks. If the
+            method lets replicas drift (see `reconcile`), these must be the parameters themselves.
         method: a method string, JSON, or an Exchange.
         process_group: the ranks to average over; None is the default group.
-        seed: of the randomness that the ranks share; part of what they must agree on.
+        seed: of the random numbers that the ranks share; equal on all ranks.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, so that residuals follow its scale.
-        optimizer: the optimizer in use, so that one with momentum is refused where the method has its
-            own, and so that `reconcile` averages its momenta as well.
-        lanes: private process groups to make.
-        rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is; no process
-            group is then used, and `engine.program` gives what the driver runs.
-        link: what the choice between gather, direct sends and broadcasts counts with.
+        optimizer: the optimizer in use. One with momentum is refused if the method has its own, and
+            `reconcile` averages its state as well.
+        lanes: the number of private process groups.
+        rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. No process
+            group is used then, and the driver runs `engine.program`.
+        link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
     """
 
     def __init__(
@@ -83,19 +81,11 @@ class Session(BaseSession):
         self._reconciled = 0
         self._replicas = Replicas(parameters, optimizer)
         warnings = check_optimizer(exchanges, optimizer)
-        warnings += [exchange.warning for exchange in exchanges if exchange.warning is not None]
         if self._reconcile_every is not None:
             warnings.append(
                 f"replicas drift; their parameters are averaged, dense, every {self._reconcile_every} steps"
             )
-        if rank_info is None:
-            on_cpu = all(tensor.device.type == "cpu" for tensor in parameters.values())
-            prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
-            self.engine.open(process_group, lanes)
-        else:
-            self.engine.rank_info = rank_info
-        for warning in warnings if self.rank_info.rank == 0 else ():
-            log.warning("%s", warning)
+        self.start(process_group, rank_info, lanes=lanes, warnings=warnings)
 
     @property
     def method(self) -> Exchange:
@@ -112,14 +102,14 @@ class Session(BaseSession):
     ) -> dict[str, torch.Tensor]:
         """The method's estimate of each tensor's mean over the ranks.
 
-        All parameters of the session must be given, on every rank; None counts as zeros. With `in_place`
-        the means are written over the inputs, which saves memory and time.
+        Pass all parameters of the session on every rank; None counts as zeros. With `in_place` the means are
+        written over the inputs, which saves memory and time.
 
-        Where replicas drift (`reconcile_every`), their parameters are averaged first when that is due. To
-        have it done before the gradient is computed, begin the step with `reconcile(when_due=True)`.
+        If replicas drift (`reconcile_every`), their parameters are averaged first when that is due. To do
+        this before the gradient is computed, begin the step with `reconcile(when_due=True)`.
 
         `stale` are second gradients on the same batch, at `stale_parameters()`, for methods that compare
-        (`lasg`); `same_batch` computes and hands them over, under DDP as well.
+        gradients (`lasg`); `same_batch` computes and passes them, under DDP as well.
         """
         if stale is not None:
             self.engine.use_stale_gradients(stale)
@@ -130,18 +120,18 @@ class Session(BaseSession):
         return results
 
     def stale_parameters(self) -> dict[str, torch.Tensor]:
-        """The parameters at this rank's last upload, for methods that keep them; the present ones before.
+        """The parameters at this rank's last upload, or the current ones if the method keeps none.
 
-        For the second gradient of `average(..., stale=...)`. Copies, by name.
+        They are for the second gradient of `average(..., stale=...)`. Copies, by name.
         """
         return self.engine.stale_parameters()
 
     def same_batch(self, model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]) -> None:
-        """Give the next step the gradient of its batch at this rank's last uploaded parameters.
+        """Compute the gradient of the next step's batch at the parameters of this rank's last upload.
 
-        To be called before the forward pass of the step. Nothing else changes: gradients, buffers
-        (batch-norm statistics), the model's parameters and the random numbers of the forward pass that
-        follows stay as they are, so that dropout is the same in both. Only `lasg` looks at the result.
+        Call it before the forward pass of the step. Nothing else changes: gradients, buffers (batch-norm
+        statistics), the model's parameters and the random numbers of the next forward pass stay as they are,
+        so that dropout is the same in both. Only `lasg` uses the result.
 
         Args:
             model: the model, wrapped in DistributedDataParallel or not.
@@ -161,11 +151,12 @@ class Session(BaseSession):
     def reconcile(self, *, when_due: bool = False) -> None:
         """Make all ranks' parameters equal, to the last bit: each becomes its mean over the ranks.
 
-        What the optimizer keeps for each parameter (momentum, second moments) is averaged as well, if the
-        session knows the optimizer; otherwise it stays each rank's own. To be called on every rank. With
-        `when_due`, only if the method lets replicas drift, and `reconcile_every` steps have been made.
-        DDP sessions and `average` do that by themselves; call it without after the last step, and before
-        a checkpoint of the model is written.
+        The optimizer's state for each parameter (momentum, second moments) is averaged as well, if the
+        session knows the optimizer; otherwise it stays each rank's own. Call it on every rank.
+
+        With `when_due` it acts only if the method lets replicas drift and `reconcile_every` steps have
+        passed. DDP sessions and `average` do this by themselves. Call it without `when_due` after the last
+        step, and before you write a checkpoint of the model.
         """
         every = self._reconcile_every
         due = every is not None and self.step % every == 0 and self.step != self._reconciled
@@ -173,17 +164,17 @@ class Session(BaseSession):
             self.run(self.reconciliation())
 
     def reconciliation(self) -> Program:
-        """What one rank does to reconcile: a coroutine for a driver."""
+        """The coroutine that reconciles on one rank, for a driver to run."""
         self._reconciled = self.step
         return self._replicas.reconcile(self.rank_info, self.step, self.engine.link)
 
     def histogram(
         self, tensors: Mapping[str, torch.Tensor] | None = None, *, ratio: float | None = None
     ) -> Histogram:
-        """How the magnitudes of all ranks' gradients are distributed, for 4 KB whatever the model's size.
+        """The distribution of the magnitudes of all ranks' gradients, for 4 KB whatever the model's size.
 
-        To be called on every rank, between `backward()` and `average()` (under DDP gradients are averaged
-        already). With `ratio`, also the threshold that top-k has there. `tensors` instead of gradients.
+        Call it on every rank, between `backward()` and `average()` (under DDP gradients are averaged by
+        then). With `ratio` it includes the threshold of top-k at this ratio. `tensors` replace the gradients.
         """
         gradients = {name: parameter.grad for name, parameter in self.engine.parameters.items()}
         given = [tensor for tensor in (tensors or gradients).values() if tensor is not None]

@@ -1,7 +1,7 @@
-"""The distribution of gradient magnitudes over all ranks, in 4 KB a step whatever the model's size.
+"""The distribution of gradient magnitudes over all ranks, in 4 KB per step whatever the size of the model.
 
 A rank has far more entries than a histogram has bins, so by the crossover of `thinwire.distributions` exact
-counts are the cheapest message there is: one all-reduce of 8 bytes a bin.
+counts are the cheapest message there is: one all-reduce of 8 bytes per bin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a method asks of the optimizer that follows it, checked at attach."""
+"""Checks at attach that the optimizer is what the method requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.errors import ConfigError
 
 
 def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """What to warn of. Raises ConfigError if the optimizer would apply momentum a second time."""
+    """Returns warnings. Raises ConfigError if the optimizer would apply momentum a second time."""
     warnings = _about_steps(exchanges, optimizer)
     owners = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "no momentum"})
     if not owners:
@@ -46,7 +46,7 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
 
 
 def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """A rule that measures past steps by past outputs is right for plain SGD only."""
+    """Warnings for rules that measure past steps by past outputs, which is right for plain SGD only."""
     counting = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "plain SGD"})
     if not counting or optimizer is None:
         return []
@@ -74,6 +74,6 @@ def _momentum(group: dict[str, Any]) -> str | None:
 
 
 def _coupled_decay(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Whether weight decay is added to the gradient; AdamW's acts on the weights and knows no momentum."""
+    """Whether weight decay is added to the gradient; that of AdamW acts on the weights, without momentum."""
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
     return bool(group.get("weight_decay")) and not decoupled

@@ -27,29 +27,28 @@ from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import periodic_checkpoint
 from thinwire.sessions.base import BaseSession, States
 from thinwire.sessions.checkpoint import OnResize
-from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 
 
 class PeriodicSession(BaseSession):
-    """Local steps on every rank, and sync rounds as the schedule says.
+    """Local steps on every rank, and sync rounds according to the schedule.
 
-    `thinwire.attach(model, "pqasgd(every=8)", optimizer=optimizer)` makes one and has it called after every
+    `thinwire.attach(model, "pqasgd(every=8)", optimizer=optimizer)` makes one and calls it after every
     `optimizer.step()`.
 
-    Between sync rounds the replicas differ. `sync()` synchronises them now, `common_model()` shows the last
+    Between sync rounds the replicas differ. `sync()` synchronises them now, `common_model()` gives the last
     common model without any communication.
 
     Args:
-        model: this rank's replica; a DistributedDataParallel wrapper has been taken off.
+        model: this rank's replica, without a DistributedDataParallel wrapper.
         method: the schedule.
-        optimizer: what takes the local steps.
+        optimizer: the optimizer that takes the local steps.
         process_group: the ranks to synchronise with; None is the default group.
-        seed: of the randomness that the ranks share.
-        dense_below: tensors with fewer entries, and short vectors, travel dense; 0 compresses all.
+        seed: of the random numbers that the ranks share.
+        dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. The models
-            must be equal to begin with, and `advance` and `sync_program` give what the driver runs.
-        link: what the choice between gather, direct sends and broadcasts counts with.
+            must be equal at the start; the driver runs the programs of `advance` and `sync_program`.
+        link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
     """
 
     def __init__(
@@ -92,16 +91,7 @@ class PeriodicSession(BaseSession):
         self._streams = LaneStreams()
         self._lanes: Lanes | None = None
         self._announced = False
-        if rank_info is None:
-            on_cpu = all(block.layout.device.type == "cpu" for block in self.blocks)
-            loud = dist.is_initialized() and dist.get_rank() == 0
-            prepare_for(self.engine.exchanges if on_cpu else (), loud=loud)
-            self.engine.open(process_group)
-        else:
-            self.engine.rank_info = rank_info
-        for exchange in self.engine.exchanges:
-            if exchange.warning is not None and self.rank_info.rank == 0:
-                log.warning("%s", exchange.warning)
+        self.start(process_group, rank_info)
         for fragment in self.fragments:
             self.engine.make_states(fragment.layouts)
         if self.engine.executors:
@@ -112,7 +102,7 @@ class PeriodicSession(BaseSession):
                 raise
 
     def _begin(self) -> None:
-        """Agree on what the engine does not know of, and start from rank 0's model, as DDP does."""
+        """Compare the settings that the engine does not know, and start from rank 0's model, as DDP does."""
         self.engine.agree(self.describe())
         self.run(self._broadcast_model())
         for block in self.blocks:
@@ -139,7 +129,7 @@ class PeriodicSession(BaseSession):
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken. The meter counts the same, so bytes per step compare with other methods."""
+        """Optimizer steps so far. The meter counts the same, so bytes per step compare with other methods."""
         return self.clock.step
 
     @property
@@ -154,7 +144,7 @@ class PeriodicSession(BaseSession):
         return dict(self._model.named_buffers())
 
     def describe(self) -> dict[str, Any]:
-        """How this rank is set up: what all ranks must agree on, besides what the engine compares."""
+        """This rank's settings, which must be equal on all ranks, besides those that the engine compares."""
         return {
             "schedule": repr(self.method),
             "optimizer": type(self.optimizer).__name__,
@@ -168,7 +158,7 @@ class PeriodicSession(BaseSession):
         return sum(map(_bytes, self.parameters.values()))
 
     def cycle_bytes(self) -> int | None:
-        """Payload of a whole cycle, if it does not depend on the data: every fragment is averaged once."""
+        """The payload of a cycle: every fragment is averaged once. None if it depends on the data."""
         total = sum(map(_bytes, self.buffers.values()))
         for fragment in self.fragments:
             promised = self.engine.payload_bytes(fragment.layouts)
@@ -191,7 +181,7 @@ class PeriodicSession(BaseSession):
     # -- steps -----------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """Called by the host after every optimizer step; the replicas synchronise if it is time."""
+        """Called by the host after every optimizer step; runs a sync round if one is due."""
         due = self._count()
         if due is None:
             return
@@ -201,27 +191,27 @@ class PeriodicSession(BaseSession):
             self._sync_in_background(due)
 
     def advance(self) -> Program | None:
-        """For a driver: counts a step; the coroutine of this rank's sync round, if it is time.
+        """For a driver: count a step; returns the coroutine of this rank's sync round, if one is due.
 
-        To be called after every optimizer step; run the programs of all ranks together.
+        Call it after every optimizer step, and run the programs of all ranks together.
         """
         due = self._count()
         return None if due is None else self._driven(due)
 
     def sync(self) -> None:
-        """Synchronise the replicas now: all fragments, whatever the schedule says. A new cycle begins.
+        """Synchronise all fragments now, whatever the schedule says. A new cycle begins.
 
-        To be called on every rank after the same step. Afterwards all parameters are equal to the last bit.
-        Nothing travels but a note if they are equal already.
+        Call it on every rank after the same step. Afterwards all parameters are equal to the last bit. If
+        they are equal already, the ranks only compare where they are.
         """
         self._sync_now(self._forced())
 
     def sync_program(self) -> Program:
-        """For a driver: what one rank does to `sync`."""
+        """For a driver: the coroutine of `sync` on one rank."""
         return self._driven(self._forced())
 
     def finish(self) -> None:
-        """`sync()` and `detach()`: to be called on every rank after the last step."""
+        """`sync()` and `detach()`. Call it on every rank after the last step."""
         self.sync()
         self.detach()
 
@@ -234,7 +224,7 @@ class PeriodicSession(BaseSession):
         self.sync()
 
     def common_parameters(self) -> dict[str, torch.Tensor]:
-        """The last common model, by parameter (or stretch of one, where tensors are cut): views to read."""
+        """The last common model, by parameter (or part of one, if tensors are cut): views for reading."""
         return {
             slot.name: part.view(slot.shape)
             for block in self.blocks
@@ -243,9 +233,9 @@ class PeriodicSession(BaseSession):
 
     @contextmanager
     def common_model(self) -> Generator[None, None, None]:
-        """The parameters of the last common model (the anchor) for the time being; nothing travels.
+        """Inside, the model has the parameters of the last common model (the anchor); nothing is sent.
 
-        To evaluate between sync rounds what all ranks agree on. Take no optimizer step inside.
+        Use it to evaluate the model that all ranks share, between sync rounds. Take no optimizer step inside.
         """
         own = [block.read() for block in self.blocks]
         try:
@@ -328,7 +318,7 @@ class PeriodicSession(BaseSession):
         self.under_way.append((sync_round, wait))
 
     async def _driven(self, sync_round: SyncRound) -> None:
-        """Lock-step knows no time: a result is there at once, and still applied when it is due."""
+        """Lock-step has no clock: a result is there at once, and still applied when it is due."""
         await self._program(sync_round)
         if sync_round.due == sync_round.step:
             self._apply(sync_round)
@@ -359,7 +349,7 @@ class PeriodicSession(BaseSession):
             self._optimizer_tensors.forget(pieces)
 
     def _abort(self, sync_round: SyncRound) -> None:
-        """Everybody goes back to the last common model; all find this from the same numbers."""
+        """All ranks go back to the last common model; they decide it from the same numbers."""
         self.aborted += 1
         for block, _ in sync_round.results():
             block.write(block.anchor)
@@ -393,19 +383,20 @@ class PeriodicSession(BaseSession):
     # -- checkpoints and the end -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must remember to go on bit for bit: tensors, numbers and strings only.
+        """Everything that this rank needs to continue bit for bit: tensors, numbers and strings only.
 
-        One per rank, with the optimizer's state, anchors, outer momentum, counters, residuals, buffers, and
-        the parameters where they differ from the anchor. Loads with `torch.load(..., weights_only=True)`.
+        There is one per rank, with the optimizer's state, anchors, outer momentum, counters, residuals,
+        buffers, and the parameters that differ from the anchor. It loads with
+        `torch.load(..., weights_only=True)`.
         """
         self._wait_for_all()
         return periodic_checkpoint.save(self)
 
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
-        """Go on from a `state_dict` of this rank: parameters, buffers and the optimizer's state are set, too.
+        """Continue from a `state_dict` of this rank; also sets parameters, buffers and the optimizer's state.
 
-        With another world size see `Session.load_state_dict`; what the old ranks have done since their last
-        sync round has no place then: call `sync()` before the checkpoint is written, or say
+        With another world size see `Session.load_state_dict`. The local steps of the old ranks since their
+        last sync round cannot be loaded then: call `sync()` before you write the checkpoint, or use
         `on_resize="drop"`.
         """
         self._wait_for_all()
@@ -421,7 +412,7 @@ class PeriodicSession(BaseSession):
 def check_parameters(
     parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, method: Schedule
 ) -> None:
-    """What cannot be averaged, or would drift apart unnoticed."""
+    """Refuse parameters that cannot be averaged, or that would drift apart unnoticed."""
     if not parameters:
         raise ConfigError("there are no parameters to average")
     for name, parameter in parameters.items():
@@ -465,7 +456,7 @@ PORTION_BYTES = 64 * 2**20
 
 
 def _portions(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Of one device and not much more than a portion each; what has no entries is left out."""
+    """Lists of tensors on one device, of about one portion each; empty tensors are omitted."""
     portions: list[list[torch.Tensor]] = []
     room = 0
     for tensor in tensors:

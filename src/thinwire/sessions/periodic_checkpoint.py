@@ -124,7 +124,7 @@ def _velocities(blocks: Sequence[Block]) -> Tensors:
 
 
 def _drifted(blocks: Sequence[Block]) -> Tensors:
-    """The parameters, or stretches of them, that are not what the anchor says."""
+    """The parameters, or parts of them, that differ from the anchor."""
     found: Tensors = {}
     for block in blocks:
         anchors = _parts(block, block.anchor)
@@ -183,7 +183,7 @@ _PER_ENTRY = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "squ
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
-    """What torch's own `load_state_dict` would find only half-way, or not at all."""
+    """Find errors that torch's own `load_state_dict` finds only half-way, or not at all."""
     own = optimizer.state_dict()["param_groups"]
     found = cast("Mapping[str, Any]", given if isinstance(given, Mapping) else {})
     groups, state = found.get("param_groups"), found.get("state")

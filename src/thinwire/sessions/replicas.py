@@ -1,4 +1,4 @@
-"""Replicas that drift apart, and what brings them together: the mean of the parameters themselves."""
+"""Replicas that drift apart, and their reconciliation: the mean of the parameters themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.net.rank_info import RankInfo
 
 
 class Replicas:
-    """The parameters of one rank, and the optimizer's numbers that belong to them."""
+    """The parameters of one rank, and the optimizer's state for them."""
 
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer | None
@@ -22,15 +22,15 @@ class Replicas:
         self._optimizer = optimizer
 
     def reconcile(self, rank_info: RankInfo, step: int, link: Link) -> Program:
-        """Replace all of them by their means over the ranks, which are equal bits everywhere."""
+        """Replace all of them with their means, which are equal on all ranks to the last bit."""
         return self._reconcile(rank_info, step, link)
 
     async def _reconcile(self, rank_info: RankInfo, step: int, link: Link) -> None:
         tensors = self._tensors()
         described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
         mark = mark_of("\n".join(["replicas", *described]))
-        # A frame without content: its mark tells, before anything is added up, that all ranks average the
-        # same tensors (an optimizer that has not stepped yet on one rank has fewer).
+        # An empty frame: before anything is summed, its mark shows whether all ranks average the same tensors
+        # (an optimizer that has not stepped yet on one rank has fewer).
         device = next(iter(tensors.values())).device
         ch = Channel(rank_info, step=step, seed=0, key="", device=device)
         await together([_compare(ch, device)], rank_info, step=step, mark=mark, link=link)

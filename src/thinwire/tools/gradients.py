@@ -1,4 +1,4 @@
-"""A study of gradients while they train: their distribution over all workers, learned in 4 KB a step.
+"""A study of gradients while they train: their distribution over all workers, learned in 4 KB per step.
 
 What it shows is the question behind Gaussian-k: does a Gaussian (or a Laplace) fitted to the gradients know
 the threshold of top-k?
@@ -14,8 +14,14 @@ from typing import Any, cast
 import torch
 
 from thinwire.errors import ConfigError
+from thinwire.methods.registry import parse_exchange
 from thinwire.net.launch import Worker, run_local
+from thinwire.sessions.gradient import Session
 from thinwire.sessions.histogram import Histogram
+from thinwire.tools.report.figures import Curve, lines
+from thinwire.tools.report.plots.common import Figure
+from thinwire.tools.workloads import build, load
+from thinwire.tools.workloads.models import loss
 
 PHASES = 4
 
@@ -74,12 +80,8 @@ class Findings:
 
 def run(study: Study, progress: Callable[[int, float], None] | None = None) -> Findings:
     """Train on local workers; every step's histogram is learned from all of them before the average."""
-    from thinwire.methods.registry import parse_exchange
-    from thinwire.tools.workloads.data import load
-    from thinwire.tools.workloads.models import build
-
     parse_exchange(study.method)
-    build(study.model, load(study.data), study.seed)  # mistakes are told here, once
+    build(study.model, load(study.data), study.seed)  # errors are raised here, once
 
     def on_report(rank: int, message: tuple[int, float]) -> None:
         if rank == 0 and progress is not None:
@@ -95,10 +97,6 @@ def run(study: Study, progress: Callable[[int, float], None] | None = None) -> F
 
 def _train(worker: Worker, study: Study) -> Findings | int | None:
     """Rank 0 has the findings; a number is the step at which the training broke down."""
-    from thinwire.sessions.gradient import Session
-    from thinwire.tools.workloads.data import load
-    from thinwire.tools.workloads.models import build, loss
-
     data = load(study.data)
     model = build(study.model, data, study.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=study.rate)
@@ -145,57 +143,48 @@ def _step(number: int, loss: float, found: Histogram, ratio: float) -> Step:
     )
 
 
-def figures(findings: Findings) -> dict[str, Any]:
-    """Plotly figures by title."""
-    import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
-
-    plots: Any = go
-    last = findings.phases[-1]
-    ratio = findings.study.ratio
-    density = plots.Figure()
+def figures(findings: Findings) -> dict[str, Figure]:
+    """Plots by title."""
+    last, ratio = findings.phases[-1], findings.study.ratio
+    magnitude, parts = "magnitude of a gradient entry", len(findings.phases)
     middles, heights = _density(last)
-    density.add_scatter(x=middles, y=heights, name="learned", mode="lines+markers", line_shape="hvh")
-    density.add_scatter(x=middles, y=[_gaussian(last, x) for x in middles], name="Gaussian", mode="lines")
-    density.add_scatter(x=middles, y=[_laplace(last, x) for x in middles], name="Laplace", mode="lines")
-    lines = {
+    fits = {
+        "learned": (middles, heights),
+        "Gaussian": (middles, [_gaussian(last, x) for x in middles]),
+        "Laplace": (middles, [_laplace(last, x) for x in middles]),
+    }
+    thresholds = {
         f"top-k {ratio:g}: real": last.real_threshold,
         "Gaussian": last.gaussian_threshold(ratio),
         "Laplace": last.laplace_threshold(ratio),
     }
-    for name, at in lines.items():
-        density.add_vline(x=at, line_dash="dot", annotation_text=name, annotation_textangle=-90)
-    density.update_layout(
-        xaxis={"type": "log", "title": "magnitude of a gradient entry", "exponentformat": "e"},
-        yaxis={"type": "log", "title": "density", "range": _decades(heights), "exponentformat": "e"},
-    )
-    phases = plots.Figure()
-    for number, phase in enumerate(findings.phases):
-        xs, ys = _density(phase)
-        phases.add_scatter(x=xs, y=ys, name=f"part {number + 1} of {len(findings.phases)}", mode="lines")
-    phases.update_layout(
-        xaxis={"type": "log", "title": "magnitude of a gradient entry", "exponentformat": "e"},
-        yaxis={"type": "log", "title": "density", "exponentformat": "e"},
-    )
-    numbers = [step.step for step in findings.steps]
-    thresholds = plots.Figure()
-    for field in ("real", "learned", "gaussian", "laplace"):
-        ys = [getattr(step, field) for step in findings.steps]
-        thresholds.add_scatter(x=numbers, y=ys, name=field, mode="lines")
-    thresholds.update_layout(
-        xaxis_title="step",
-        yaxis={"type": "log", "title": f"threshold of top-k, ratio {ratio:g}", "exponentformat": "e"},
-    )
-    shares = plots.Figure()
-    for name in ("gaussian", "laplace"):
-        ys = [getattr(step, f"{name}_share") for step in findings.steps]
-        shares.add_scatter(x=numbers, y=ys, name=name, mode="lines")
-    shares.add_hline(y=ratio, line_dash="dot", annotation_text="asked for")
-    shares.update_layout(xaxis_title="step", yaxis={"type": "log", "title": "share that is really selected"})
+    density = lines(fits, magnitude, "density", log_x=True, log_y=True, verticals=thresholds)
+    density["data"][0] |= {"mode": "lines+markers", "line": {**density["data"][0]["line"], "shape": "hvh"}}
+    # The learned density's range: a Gaussian's tail would squeeze everything else.
+    density["layout"]["yaxis"]["range"] = [math.log10(min(heights)) - 0.5, math.log10(max(heights)) + 0.5]
+    phases = {f"part {number + 1} of {parts}": _density(each) for number, each in enumerate(findings.phases)}
+
+    def by_step(*fields: str) -> dict[str, Curve]:
+        steps = [step.step for step in findings.steps]
+        return {field: (steps, [getattr(step, field) for step in findings.steps]) for field in fields}
+
+    shares = {"gaussian_share": "Gaussian", "laplace_share": "Laplace"}
     return {
         "Gradient magnitudes, last quarter of the run": density,
-        "Gradient magnitudes, by quarters": phases,
-        "Thresholds": thresholds,
-        "What the fitted thresholds select": shares,
+        "Gradient magnitudes, by quarters": lines(phases, magnitude, "density", log_x=True, log_y=True),
+        "Thresholds": lines(
+            by_step("real", "learned", "gaussian", "laplace"),
+            "step",
+            f"threshold of top-k, ratio {ratio:g}",
+            log_y=True,
+        ),
+        "What the fitted thresholds select": lines(
+            {shares[field]: curve for field, curve in by_step(*shares).items()},
+            "step",
+            "share that is really selected",
+            log_y=True,
+            horizontals={"asked for": ratio},
+        ),
     }
 
 
@@ -215,8 +204,3 @@ def _gaussian(found: Histogram, x: float) -> float:
 def _laplace(found: Histogram, x: float) -> float:
     scale = max(found.magnitude, 1e-300)
     return math.exp(-x / scale) / scale
-
-
-def _decades(heights: list[float]) -> list[float]:
-    """The learned density's range: a Gaussian's tail would squeeze everything else."""
-    return [math.log10(min(heights)) - 0.5, math.log10(max(heights)) + 0.5]

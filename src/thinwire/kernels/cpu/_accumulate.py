@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu import _pool, _scratch
+from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._collect import TILE, collect_tile, count_tile
 from thinwire.kernels.cpu._jit import F32, F64, I32, kernel
-from thinwire.kernels.cpu._simd import LANES, accumulate64, accumulate_keeping64, lowest_bit
-from thinwire.kernels.cpu._source import WIDEN, view
+from thinwire.kernels.cpu._memory import scratch_tensor
+from thinwire.kernels.cpu._simd import LANES, accumulate64, lowest_bit
 from thinwire.kernels.cpu._sums import tile_moments
+from thinwire.kernels.cpu._tensors import WIDEN, view
 
 T = TypeVar("T")
 _ONE = np.uint64(1)
@@ -95,11 +96,9 @@ def accumulate_taking(
                 residual[indices[e] - base] = 0.0
             return end, n
         if swap:
-            mask = accumulate_keeping64(residual, grad, grad, lo, np.int32(above))
-        elif undo is not None:
-            mask = accumulate_keeping64(residual, grad, undo, lo, np.int32(above))
+            mask = accumulate64(residual, grad, grad, lo, np.int32(above))
         else:
-            mask = accumulate64(residual, grad, lo, np.int32(above))
+            mask = accumulate64(residual, grad, undo, lo, np.int32(above))
         while mask != 0:
             j = lo + lowest_bit(mask)
             indices[at] = base + j
@@ -174,13 +173,13 @@ def run(residual: Tensor, grad: Tensor, undo: Tensor | None, work: Step[T]) -> l
     swap = swapped(grad, undo)
 
     def views(lo: int, hi: int, wide: Tensor) -> T:
-        kept = None if undo is None or swap else view(undo[lo:hi])
-        return work(view(residual[lo:hi]), view(wide), kept, swap, lo)
+        kept = None if undo is None or swap else view(undo)[lo:hi]
+        return work(view(residual)[lo:hi], view(wide), kept, swap, lo)
 
     n = residual.numel()
     if direct(grad):
         return _pool.run_cuts(lambda lo, hi: views(lo, hi, grad[lo:hi]), _pool.cuts(n))
-    scratch = _scratch.float32("widened gradient", min(n, WIDEN))
+    scratch = scratch_tensor("widened gradient", min(n, WIDEN))
     results: list[T] = []
     for lo in range(0, n, WIDEN):
         hi = min(lo + WIDEN, n)

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from thinwire.kernels.cpu import _pool, _scratch
+from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._jit import F32, I32, kernel
+from thinwire.kernels.cpu._memory import scratch_array
 from thinwire.kernels.cpu._simd import LANES, above64, lowest_bit, sum_above64
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._tensors import Source, summed
 
 TILE = 2048
 NOTHING_ABOVE = 0x7FFFFFFF
@@ -81,12 +82,6 @@ def collect_all(a: F32, b: F32 | None, base: int, above: int, indices: I32, valu
 
 
 @kernel
-def add_into(out: F32, a: F32, b: F32) -> None:
-    for j in range(len(out)):
-        out[j] = a[j] + b[j]
-
-
-@kernel
 def count(a: F32, b: F32 | None, above: int) -> int:
     """How many entries are above."""
     n = len(a)
@@ -94,10 +89,7 @@ def count(a: F32, b: F32 | None, above: int) -> int:
     total = 0
     for lo in range(0, n, TILE):
         hi = min(lo + TILE, n)
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            add_into(tile, a[lo:hi], b[lo:hi])
+        tile = summed(a, b, lo, hi, scratch)
         total += count_tile(tile, above)
     return total
 
@@ -119,8 +111,8 @@ def survivors(source: Source, above: int, room: int) -> tuple[I32, F32] | None:
     """
     capacity = room + TILE
     ranges = source.cuts()
-    indices = _scratch.array("survivors", np.int32, capacity * len(ranges))
-    values = _scratch.array("survivors", np.float32, capacity * len(ranges))
+    indices = scratch_array("survivors", np.int32, capacity * len(ranges))
+    values = scratch_array("survivors", np.float32, capacity * len(ranges))
     if not source.direct:
         at, full = 0, False
         for block, lo in source.widened():

@@ -1,14 +1,13 @@
 """Exact selection of the k largest magnitudes: among collected survivors, or by radix over everything."""
 
-from collections.abc import Iterator
 from functools import reduce
 
 import numpy as np
 
-from thinwire.kernels.cpu._collect import TILE, add_into
+from thinwire.kernels.cpu._collect import TILE
 from thinwire.kernels.cpu._jit import F32, I32, I64, kernel
 from thinwire.kernels.cpu._simd import LANES, above64, equal64, lowest_bit
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._tensors import Source, summed
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _ONE = np.uint64(1)
@@ -82,10 +81,7 @@ def histogram_high(a: F32, b: F32 | None, counts: I64) -> None:
     scratch = np.empty(TILE, np.float32)
     for lo in range(0, len(a), TILE):
         hi = min(lo + TILE, len(a))
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            add_into(tile, a[lo:hi], b[lo:hi])
+        tile = summed(a, b, lo, hi, scratch)
         bits = tile.view(np.int32)
         for j in range(len(bits)):
             counts[((bits[j] & _MAGNITUDE) >> LOW_BITS) + (j & 1) * size] += 1
@@ -99,10 +95,7 @@ def histogram_low(a: F32, b: F32 | None, digit: int, counts: I64) -> None:
     scratch = np.empty(TILE, np.float32)
     for lo in range(0, len(a), TILE):
         hi = min(lo + TILE, len(a))
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            add_into(tile, a[lo:hi], b[lo:hi])
+        tile = summed(a, b, lo, hi, scratch)
         bits = tile.view(np.int32)
         for j in range(len(bits)):
             m = bits[j] & _MAGNITUDE
@@ -130,10 +123,7 @@ def collect_exact(
     scratch = np.empty(TILE, np.float32)
     for lo in range(0, n, TILE):
         hi = min(lo + TILE, n)
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            add_into(tile, a[lo:hi], b[lo:hi])
+        tile = summed(a, b, lo, hi, scratch)
         full = (hi - lo) - (hi - lo) % LANES
         for block in range(0, full, LANES):
             mask = above64(tile, block, np.int32(limit))
@@ -166,7 +156,7 @@ def radix_topk(source: Source, k: int, indices: I32, values: F32) -> None:
     low, ties = _digit(source, left, digit)
     limit = (digit << LOW_BITS) | low
     at = 0
-    for a, b, lo in _in_order(source):
+    for a, b, lo in source.in_order():
         at, ties = collect_exact(a, b, lo, limit, ties, indices, values, at)
 
 
@@ -182,11 +172,3 @@ def _digit(source: Source, k: int, high: int | None) -> tuple[int, int]:
         return counts
 
     return find_digit(reduce(np.add, source.run(work)), size, k)
-
-
-def _in_order(source: Source) -> Iterator[tuple[F32, F32 | None, int]]:
-    if source.direct:
-        yield *source.views(0, source.numel), 0
-    else:
-        for block, lo in source.widened():
-            yield block, None, lo

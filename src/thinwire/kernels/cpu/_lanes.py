@@ -13,6 +13,7 @@ BITS = ir.VectorType(ir.IntType(1), LANES)
 
 
 def lanes_at(context, builder, array_type, array, offset, vector):
+    """A pointer to a vector in an array; the offset counts the array's entries."""
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(cgutils.gep_inbounds(builder, data, offset), vector.as_pointer())
 
@@ -21,11 +22,15 @@ def load(context, builder, array_type, array, offset, vector):
     return builder.load(lanes_at(context, builder, array_type, array, offset, vector), align=4)
 
 
+def shuffled(builder, first, second, order):
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
+    return builder.shuffle_vector(first, second, lanes)
+
+
 def splat(builder, scalar, vector):
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+    return shuffled(builder, one, ir.Constant(vector, ir.Undefined), [0] * vector.count)
 
 
 def constant(vector, value):
-    return ir.Constant(vector, [value] * LANES)
+    return ir.Constant(vector, [value] * vector.count)

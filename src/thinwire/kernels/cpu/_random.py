@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from thinwire.kernels._random import MASK32, MIX_A, MIX_B, SPLIT_A, SPLIT_B, keys
 from thinwire.kernels.cpu._jit import U32, kernel
 from thinwire.kernels.cpu._simd import float_of
+from thinwire.kernels.generator import MASK32, MIX_A, MIX_B, SPLIT_A, SPLIT_B, keys
 
 _MIX_A = np.uint32(MIX_A)
 _MIX_B = np.uint32(MIX_B)

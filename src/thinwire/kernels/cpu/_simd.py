@@ -11,7 +11,27 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from thinwire.kernels.cpu._lanes import BITS, FLOATS, INTS, LANES, MASK, constant, lanes_at, load, splat
+from thinwire.kernels.cpu._lanes import (
+    BITS,
+    FLOATS,
+    INTS,
+    LANES,
+    MASK,
+    constant,
+    lanes_at,
+    load,
+    shuffled,
+    splat,
+)
+
+
+def _magnitude(builder, floats):
+    return builder.and_(builder.bitcast(floats, INTS), constant(INTS, 0x7FFFFFFF))
+
+
+def _above(builder, floats, bits):
+    above = builder.icmp_signed(">", _magnitude(builder, floats), splat(builder, bits, INTS))
+    return builder.bitcast(above, MASK)
 
 
 @intrinsic
@@ -22,10 +42,7 @@ def above64(typingctx, array, offset, bits):
     """
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[0], args[0], args[1], INTS)
-        magnitude = builder.and_(lanes, constant(INTS, 0x7FFFFFFF))
-        above = builder.icmp_signed(">", magnitude, splat(builder, args[2], INTS))
-        return builder.bitcast(above, MASK)
+        return _above(builder, load(context, builder, signature.args[0], args[0], args[1], FLOATS), args[2])
 
     return types.uint64(array, types.intp, types.int32), codegen
 
@@ -35,17 +52,11 @@ def equal64(typingctx, array, offset, bits):
     """equal64(float32 array, offset, int32 bits) -> uint64: lane j is set if |array[offset + j]| == bits."""
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[0], args[0], args[1], INTS)
-        magnitude = builder.and_(lanes, constant(INTS, 0x7FFFFFFF))
-        equal = builder.icmp_signed("==", magnitude, splat(builder, args[2], INTS))
+        lanes = load(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        equal = builder.icmp_signed("==", _magnitude(builder, lanes), splat(builder, args[2], INTS))
         return builder.bitcast(equal, MASK)
 
     return types.uint64(array, types.intp, types.int32), codegen
-
-
-def _above(builder, floats, bits):
-    magnitude = builder.and_(builder.bitcast(floats, INTS), constant(INTS, 0x7FFFFFFF))
-    return builder.bitcast(builder.icmp_signed(">", magnitude, splat(builder, bits, INTS)), MASK)
 
 
 @intrinsic
@@ -61,22 +72,11 @@ def sum_above64(typingctx, first, second, offset, bits):
 
 
 @intrinsic
-def accumulate64(typingctx, residual, grad, offset, bits):
-    """accumulate64(residual, grad, offset, int32 bits) -> uint64: residual += grad, `above64` of the sum."""
+def accumulate64(typingctx, residual, grad, undo, offset, bits):
+    """accumulate64(residual, grad, undo, offset, int32 bits) -> uint64: residual += grad, and its `above64`.
 
-    def codegen(context, builder, signature, args):
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[2], FLOATS)
-        g = load(context, builder, signature.args[1], args[1], args[2], FLOATS)
-        total = builder.fadd(builder.load(pointer, align=4), g)
-        builder.store(total, pointer, align=4)
-        return _above(builder, total, args[3])
-
-    return types.uint64(residual, grad, types.intp, types.int32), codegen
-
-
-@intrinsic
-def accumulate_keeping64(typingctx, residual, grad, undo, offset, bits):
-    """`accumulate64` that writes the old residual to `undo`, which may be `grad`."""
+    The old residual goes to `undo`, which may be `grad`, or None.
+    """
 
     def codegen(context, builder, signature, args):
         pointer = lanes_at(context, builder, signature.args[0], args[0], args[3], FLOATS)
@@ -84,8 +84,9 @@ def accumulate_keeping64(typingctx, residual, grad, undo, offset, bits):
         old = builder.load(pointer, align=4)
         total = builder.fadd(old, g)
         builder.store(total, pointer, align=4)
-        keep = lanes_at(context, builder, signature.args[2], args[2], args[3], FLOATS)
-        builder.store(old, keep, align=4)
+        if undo is not types.none:
+            to = lanes_at(context, builder, signature.args[2], args[2], args[3], FLOATS)
+            builder.store(old, to, align=4)
         return _above(builder, total, args[4])
 
     return types.uint64(residual, grad, undo, types.intp, types.int32), codegen
@@ -110,13 +111,12 @@ def _signed_sums64(pack):
     """
     doubles = ir.VectorType(ir.DoubleType(), 16)
     floats = ir.VectorType(ir.FloatType(), 16)
-    zero = ir.Constant(floats, [0.0] * 16)
+    zero = constant(floats, 0.0)
 
     @intrinsic
     def signed_sums64(typingctx, x, blocks, row, words):
         def codegen(context, builder, signature, args):
-            nothing = ir.Constant(doubles, [0.0] * 16)
-            totals = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
+            totals = [cgutils.alloca_once_value(builder, constant(doubles, 0.0)) for _ in range(2)]
             count = cgutils.alloca_once_value(builder, ir.Constant(MASK, 0))
             with cgutils.for_range(builder, args[1]) as loop:
                 at = builder.mul(loop.index, ir.Constant(loop.index.type, LANES))
@@ -124,8 +124,7 @@ def _signed_sums64(pack):
                 positive = builder.fcmp_ordered(">=", lanes, constant(FLOATS, 0.0))
                 mask = builder.bitcast(positive, MASK)
                 for first in range(0, LANES, 16):
-                    order = ir.Constant(ir.VectorType(ir.IntType(32), 16), list(range(first, first + 16)))
-                    part = builder.shuffle_vector(lanes, lanes, order)
+                    part = shuffled(builder, lanes, lanes, list(range(first, first + 16)))
                     plus = builder.fcmp_ordered(">=", part, zero)
                     chosen = builder.select(plus, part, zero), builder.select(plus, zero, part)
                     for total, values in zip(totals, chosen, strict=True):
@@ -172,14 +171,19 @@ def add_choice64(typingctx, array, offset, mask, plus, minus):
     return types.void(array, types.intp, types.uint64, types.float32, types.float32), codegen
 
 
+def _signed(context, builder, signature, args):
+    """Lanes of the source, negated where the mask is not set, and where they go."""
+    lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
+    signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
+    return signed, lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
+
+
 @intrinsic
 def add_signed64(typingctx, target, at, source, offset, mask):
     """add_signed64(target, at, source, offset, uint64): target += source, negated where unset."""
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
-        signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        signed, pointer = _signed(context, builder, signature, args)
         builder.store(builder.fadd(builder.load(pointer, align=4), signed), pointer, align=4)
         return context.get_dummy_value()
 
@@ -191,9 +195,7 @@ def copy_signed64(typingctx, target, at, source, offset, mask):
     """copy_signed64(target, at, source, offset, uint64): target = source, negated where unset."""
 
     def codegen(context, builder, signature, args):
-        lanes = load(context, builder, signature.args[2], args[2], args[3], FLOATS)
-        signed = builder.select(builder.bitcast(args[4], BITS), lanes, builder.fneg(lanes))
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], FLOATS)
+        signed, pointer = _signed(context, builder, signature, args)
         builder.store(signed, pointer, align=4)
         return context.get_dummy_value()
 

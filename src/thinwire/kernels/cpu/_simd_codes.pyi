@@ -1,30 +1,38 @@
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from thinwire.kernels.cpu._jit import F32, U8, U64
 
-Sum = Callable[[F32, int, U64, int, F32, int, np.float32], None]
-Encode = Callable[[F32, int, np.float32, np.float32, np.uint32, np.uint32, U8, int], None]
-EncodeDifference = Callable[[F32, F32, int, np.float32, np.float32, bool, U8, int], None]
-AddDecoded = Callable[[F32, int, U8, int, np.float32, np.float32], None]
+Bits = Literal[1, 2, 4, 8]
 
-def sum_decoded64(bits: int, tables: bool) -> Any: ...
-
-sum_decoded64_1bit: Sum
-sum_decoded64_2bit: Sum
-sum_decoded64_4bit: Sum
-sum_decoded64_8bit: Sum
-encode64_1bit: Encode
-encode64_2bit: Encode
-encode64_4bit: Encode
-encode64_8bit: Encode
-encode_difference64_1bit: EncodeDifference
-encode_difference64_2bit: EncodeDifference
-encode_difference64_4bit: EncodeDifference
-encode_difference64_8bit: EncodeDifference
-add_decoded64_1bit: AddDecoded
-add_decoded64_2bit: AddDecoded
-add_decoded64_4bit: AddDecoded
-add_decoded64_8bit: AddDecoded
+def has_tables() -> bool: ...
+def sum_decoder(tables: bool) -> Any: ...
+def sum_decoded64(
+    bits: Bits, out: F32, at: int, packed: U64, offset: int, steps: F32, workers: int, factor: np.float32
+) -> None: ...
+def add_decoded64(
+    bits: Bits, last: F32, at: int, packed: U8, byte: int, step: np.float32, radius: np.float32
+) -> None: ...
+def encode64(
+    bits: Bits,
+    x: F32,
+    at: int,
+    inverse: np.float32,
+    add: np.float32,
+    counter: np.uint32,
+    key: np.uint32,
+    packed: U8,
+    byte: int,
+) -> None: ...
+def encode_difference64(
+    bits: Bits,
+    grad: F32,
+    last: F32,
+    at: int,
+    radius: np.float32,
+    step: np.float32,
+    update: bool,
+    packed: U8,
+    byte: int,
+) -> None: ...

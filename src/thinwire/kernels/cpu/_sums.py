@@ -8,7 +8,7 @@ import numpy as np
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._jit import F32, F64, kernel, reordering
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._tensors import Source, summed
 
 TILE = 2048
 
@@ -47,12 +47,7 @@ def moments_into(a: F32, b: F32 | None, block: int, out: F64) -> None:
     scratch = np.empty(TILE, np.float32)
     for lo in range(0, len(a), TILE):
         hi = min(lo + TILE, len(a))
-        tile = a[lo:hi]
-        if b is not None:
-            tile = scratch[: hi - lo]
-            first, second = a[lo:hi], b[lo:hi]
-            for j in range(len(tile)):
-                tile[j] = first[j] + second[j]
+        tile = summed(a, b, lo, hi, scratch)
         n, s, q = tile_moments(tile)
         row = out[lo // block]
         row[0] += n
@@ -64,18 +59,19 @@ def finite_sums(source: Source) -> tuple[int, float, float]:
     """(count, sum, sum of squares) of the finite entries."""
 
     def work(a: F32, b: F32 | None, _: int) -> F64:
-        rows = np.zeros((-(-len(a) // _pool.GRAIN), 3), np.float64)
+        rows = rows_for(a, 3)
         moments_into(a, b, _pool.GRAIN, rows)
         return rows
 
-    return total_of(source.run(work))
-
-
-def total_of(parts: list[F64]) -> tuple[int, float, float]:
-    if not parts:
-        return 0, 0.0, 0.0
-    rows = np.concatenate(parts)
-    count, total, squares = (
-        (float(v) for v in np.add.accumulate(rows, axis=0)[-1]) if len(rows) else (0, 0, 0)
-    )
+    count, total, squares = total_of(source.run(work))
     return int(count), total, squares
+
+
+def rows_for(x: F32, width: int) -> F64:
+    """A row of sums for each block of the pool's grain."""
+    return np.zeros((-(-len(x) // _pool.GRAIN), width), np.float64)
+
+
+def total_of(parts: list[F64]) -> list[float]:
+    """All rows added up in order."""
+    return np.add.accumulate(np.concatenate(parts))[-1].tolist()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._jit import F32, kernel
-from thinwire.kernels.cpu._source import Source, view
+from thinwire.kernels.cpu._tensors import Source, view
 from thinwire.kernels.cpu.sign import means_by_sign
 
 
@@ -36,9 +36,9 @@ def a2sgd_apply(x: Tensor, shift_plus: float, shift_minus: float, out: Tensor) -
             shift_in_place(block, plus, minus)
             out[lo : lo + len(block)].copy_(torch.from_numpy(block))
     elif out.data_ptr() == x.data_ptr():
-        _pool.run_cuts(lambda lo, hi: shift_in_place(view(x[lo:hi]), plus, minus), _pool.cuts(x.numel()))
+        _pool.run_cuts(lambda lo, hi: shift_in_place(view(x)[lo:hi], plus, minus), _pool.cuts(x.numel()))
     else:
-        Source(x).run(lambda a, b, lo: shift_by_sign(a, plus, minus, view(out[lo : lo + len(a)])))
+        Source(x).run(lambda a, b, lo: shift_by_sign(a, plus, minus, view(out)[lo : lo + len(a)]))
 
 
 def warm() -> None:

@@ -4,22 +4,25 @@ Top-k takes every sum above a sampled threshold out of the residual while it is 
 back that the exact selection rejects, so the entries sent are not touched again.
 """
 
+from bisect import bisect_right
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu import _accumulate, _collect, _pool, _scratch
+from thinwire.kernels.cpu import _accumulate, _collect, _pool
 from thinwire.kernels.cpu._exact import keep_largest
 from thinwire.kernels.cpu._jit import F32, F64, I32
-from thinwire.kernels.cpu._source import Source, view
-from thinwire.kernels.cpu._sums import total_of
-from thinwire.kernels.cpu.gaussian import gaussiank_of, select_by_moments
+from thinwire.kernels.cpu._memory import scratch_array
+from thinwire.kernels.cpu._sums import rows_for, total_of
+from thinwire.kernels.cpu._tensors import Source, view
+from thinwire.kernels.cpu.gaussian import select_by_moments
 from thinwire.kernels.cpu.selection import (
     collect_counted,
     empty_selection,
     guess_threshold,
     magnitude_bits,
-    threshold_of,
+    topk,
     topk_of,
 )
 
@@ -46,12 +49,12 @@ def feedback_gaussiank(residual: Tensor, grad: Tensor, k: int, undo: Tensor | No
         return _take(residual, *topk_of(source, k))
 
     def work(r: F32, g: F32, u: F32 | None, swap: bool, _: int) -> F64:
-        rows = np.zeros((-(-len(r) // _pool.GRAIN), 3), np.float64)
+        rows = rows_for(r, 3)
         _accumulate.accumulate_moments(r, g, u, swap, _pool.GRAIN, rows)
         return rows
 
-    sums = total_of(_accumulate.run(residual, grad, undo, work))
-    return _take(residual, *select_by_moments(source, k, sums))
+    count, total, squares = total_of(_accumulate.run(residual, grad, undo, work))
+    return _take(residual, *select_by_moments(source, k, (int(count), total, squares)))
 
 
 def feedback_threshold(
@@ -69,18 +72,6 @@ def feedback_threshold(
     indices, values = empty_selection(sum(counts))
     collect_counted(source, above, counts, indices.numpy(), values.numpy())
     return _take(residual, indices, values)
-
-
-def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return topk_of(Source(residual, grad), k)
-
-
-def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return gaussiank_of(Source(residual, grad), k)
-
-
-def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    return threshold_of(Source(residual, grad), t)
 
 
 def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
@@ -123,8 +114,8 @@ def _add_clearing(residual: Tensor, grad: Tensor, clear: Tensor) -> None:
     itself = _accumulate.swapped(grad, clear)
 
     def work(lo: int, hi: int) -> None:
-        other = None if itself else view(clear[lo:hi])
-        _accumulate.accumulate_clearing(view(residual[lo:hi]), view(grad[lo:hi]), other)
+        other = None if itself else view(clear)[lo:hi]
+        _accumulate.accumulate_clearing(view(residual)[lo:hi], view(grad)[lo:hi], other)
 
     _pool.run_cuts(work, _pool.cuts(residual.numel()))
 
@@ -142,34 +133,28 @@ def _taken(
     None means that there was no room for all of them: the residual is then the plain sum.
     """
     capacity = room + _collect.TILE
-    one_by_one = not _accumulate.direct(grad)
-    ranges = 1 if one_by_one else len(_pool.cuts(residual.numel()))
-    indices = _scratch.array("survivors", np.int32, capacity * ranges)
-    values = _scratch.array("survivors", np.float32, capacity * ranges)
-    ends: dict[int, int] = {}
-    firsts = {0: 0} if one_by_one else {lo: j for j, (lo, _) in enumerate(_pool.cuts(residual.numel()))}
+    starts = [lo for lo, _ in _pool.cuts(residual.numel())] if _accumulate.direct(grad) else [0]
+    indices = scratch_array("survivors", np.int32, capacity * len(starts))
+    values = scratch_array("survivors", np.float32, capacity * len(starts))
+    ends = [0] * len(starts)
 
     def work(r: F32, g: F32, u: F32 | None, swap: bool, lo: int) -> bool:
-        slot = 0 if one_by_one else firsts[lo]
+        slot = bisect_right(starts, lo) - 1
         mine = slice(slot * capacity, (slot + 1) * capacity)
-        at = ends.get(slot, 0)
-        end, reached = _accumulate.accumulate_taking(
-            r, g, u, swap, lo, above, indices[mine], values[mine], at
+        ends[slot], reached = _accumulate.accumulate_taking(
+            r, g, u, swap, lo, above, indices[mine], values[mine], ends[slot]
         )
-        ends[slot] = end
         if reached < len(r):
             rest = None if u is None else u[reached:]
             _accumulate.accumulate(r[reached:], g[reached:], rest, swap)
         return reached < len(r)
 
-    overflowed = any(_accumulate.run(residual, grad, undo, work))
-    if overflowed:
-        for slot, end in ends.items():
+    if any(_accumulate.run(residual, grad, undo, work)):
+        for slot, end in enumerate(ends):
             mine = slice(slot * capacity, slot * capacity + end)
             _accumulate.put_back(view(residual), indices[mine], values[mine])
         return None
-    total = [(ends.get(slot, 0), False) for slot in range(ranges)]
-    return _collect.joined(total, capacity, capacity * ranges, indices, values)
+    return _collect.joined([(end, False) for end in ends], capacity, len(indices), indices, values)
 
 
 def warm() -> None:
@@ -182,6 +167,6 @@ def warm() -> None:
         feedback_block(residual, grad, 150, 100, undo, None)
     for other in (torch.empty(200), grad):
         feedback_block(residual, grad, 150, 100, None, other)
-    indices, _ = select_feedback_topk(residual, grad, 10)
+    indices, _ = topk(residual, grad, 10)
     commit_feedback(residual, grad, indices)
     _accumulate.put_back(view(residual), indices.numpy(), np.zeros(10, np.float32))

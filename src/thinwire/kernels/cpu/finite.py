@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu._jit import F32, kernel
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._tensors import Source
 
 _TILE = 4096
 _EXPONENT = np.int32(0x7F800000)

@@ -4,19 +4,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._gaussian import first_threshold, moments_from_sums, search
 from thinwire.kernels.cpu import _collect
 from thinwire.kernels.cpu._jit import F32, I32
-from thinwire.kernels.cpu._source import Source
 from thinwire.kernels.cpu._sums import finite_sums
+from thinwire.kernels.cpu._tensors import Source
 from thinwire.kernels.cpu.selection import magnitude_bits, topk_of
+from thinwire.kernels.reference.gaussian import first_threshold, search
 
 
-def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return gaussiank_of(Source(x), k)
-
-
-def gaussiank_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
+def gaussiank(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    source = Source(x, grad)
     if k in (0, source.numel):
         return topk_of(source, k)
     return select_by_moments(source, k, finite_sums(source))
@@ -24,34 +21,27 @@ def gaussiank_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
 
 def select_by_moments(source: Source, k: int, sums: tuple[int, float, float]) -> tuple[Tensor, Tensor]:
     most = 4 * k // 3
-    last: tuple[float, tuple[I32, F32]] | None = None
+    last: dict[float, tuple[I32, F32]] = {}  # in scratch memory, which holds one at a time
 
     def count(t: float) -> int:
-        nonlocal last
+        last.clear()
         found = _collect.survivors(source, magnitude_bits(t), most)
         if found is None:
             return most + 1  # it stopped early: too many is all that the search needs to know
-        last = t, found
+        last[t] = found
         return len(found[0])
 
-    first = first_threshold(*moments_from_sums(*sums), k, source.numel)
-    verdict = search(first, k, count)
-    if verdict.threshold is None or verdict.capped:
+    t = search(first_threshold(*sums, k, source.numel), k, count)
+    if t is None:
         return topk_of(source, k)
-    if last is None or last[0] != verdict.threshold:
-        last = verdict.threshold, _collected(source, verdict.threshold, most)
-    indices, values = last[1]
+    if t not in last:
+        count(t)
+    indices, values = last[t]
     return torch.from_numpy(indices.copy()), torch.from_numpy(values.copy())
-
-
-def _collected(source: Source, t: float, room: int) -> tuple[I32, F32]:
-    found = _collect.survivors(source, magnitude_bits(t), room)
-    assert found is not None, "the search has counted no more than this"
-    return found
 
 
 def warm() -> None:
     x = torch.arange(-100.0, 100.0)
-    for source in (Source(x), Source(x, x)):
-        gaussiank_of(source, 10)
-    gaussiank(x * np.inf, 10)
+    for grad in (None, x):
+        gaussiank(x, grad, 10)
+    gaussiank(x * np.inf, None, 10)

@@ -7,24 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import TINY_STEP
 from thinwire.kernels.cpu import _pool
-from thinwire.kernels.cpu._codes import TILE, pack_tile, unpack_tile
-from thinwire.kernels.cpu._encode import scale_from_bits
+from thinwire.kernels.cpu._codes import TILE, pack_tile, scale_from_bits, unpack_tile
 from thinwire.kernels.cpu._jit import F32, F64, U8, kernel
 from thinwire.kernels.cpu._simd import LANES, bits_of
-from thinwire.kernels.cpu._simd_codes import (
-    add_decoded64_1bit,
-    add_decoded64_2bit,
-    add_decoded64_4bit,
-    add_decoded64_8bit,
-    encode_difference64_1bit,
-    encode_difference64_2bit,
-    encode_difference64_4bit,
-    encode_difference64_8bit,
-)
-from thinwire.kernels.cpu._source import Source, view
-from thinwire.kernels.cpu._sums import tile_sums
+from thinwire.kernels.cpu._simd_codes import add_decoded64, encode_difference64
+from thinwire.kernels.cpu._sums import rows_for, tile_sums, total_of
+from thinwire.kernels.cpu._tensors import Source, view
+from thinwire.kernels.reference.laq import TINY_STEP
 
 T = TypeVar("T")
 
@@ -84,16 +74,16 @@ def encode_blocks(
     """Whole blocks of 64, from memory to packed codes without a stop in between."""
     if bits == 8:
         for at in range(0, len(grad), LANES):
-            encode_difference64_8bit(grad, last, at, radius, step, update, packed, at)
+            encode_difference64(8, grad, last, at, radius, step, update, packed, at)
     elif bits == 4:
         for at in range(0, len(grad), LANES):
-            encode_difference64_4bit(grad, last, at, radius, step, update, packed, at // 2)
+            encode_difference64(4, grad, last, at, radius, step, update, packed, at // 2)
     elif bits == 2:
         for at in range(0, len(grad), LANES):
-            encode_difference64_2bit(grad, last, at, radius, step, update, packed, at // 4)
+            encode_difference64(2, grad, last, at, radius, step, update, packed, at // 4)
     else:
         for at in range(0, len(grad), LANES):
-            encode_difference64_1bit(grad, last, at, radius, step, update, packed, at // 8)
+            encode_difference64(1, grad, last, at, radius, step, update, packed, at // 8)
 
 
 @kernel
@@ -110,16 +100,16 @@ def apply_blocks(last: F32, packed: U8, radius: np.float32, step: np.float32, bi
     """`apply_difference` of whole blocks of 64."""
     if bits == 8:
         for at in range(0, len(last), LANES):
-            add_decoded64_8bit(last, at, packed, at, step, radius)
+            add_decoded64(8, last, at, packed, at, step, radius)
     elif bits == 4:
         for at in range(0, len(last), LANES):
-            add_decoded64_4bit(last, at, packed, at // 2, step, radius)
+            add_decoded64(4, last, at, packed, at // 2, step, radius)
     elif bits == 2:
         for at in range(0, len(last), LANES):
-            add_decoded64_2bit(last, at, packed, at // 4, step, radius)
+            add_decoded64(2, last, at, packed, at // 4, step, radius)
     else:
         for at in range(0, len(last), LANES):
-            add_decoded64_1bit(last, at, packed, at // 8, step, radius)
+            add_decoded64(1, last, at, packed, at // 8, step, radius)
 
 
 @kernel
@@ -179,7 +169,7 @@ def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:
 
     def work(lo: int, hi: int) -> None:
         mine = codes[lo * bits // 8 : (hi * bits + 7) // 8]
-        apply_difference(view(last[lo:hi]), mine, r, step, bits)
+        apply_difference(view(last)[lo:hi], mine, r, step, bits)
 
     _pool.run_cuts(work, _pool.cuts(last.numel()))
 
@@ -189,19 +179,19 @@ def laq_norms(grad: Tensor, last: Tensor, packed: Tensor, radius: float, bits: i
     step, codes = _step(r, bits), packed.numpy()
 
     def work(g: F32, q: F32, lo: int) -> F64:
-        rows = np.zeros((-(-len(q) // _pool.GRAIN), 2), np.float64)
+        rows = rows_for(q, 2)
         mine = codes[lo * bits // 8 : ((lo + len(q)) * bits + 7) // 8]
         norms_range(g, q, mine, r, step, bits, _pool.GRAIN, rows)
         return rows
 
     if last.numel() == 0:
         return 0.0, 0.0
-    innovation, error = np.add.accumulate(np.concatenate(_run(grad, last, work)))[-1]
-    return float(innovation), float(error)
+    innovation, error = total_of(_run(grad, last, work))
+    return innovation, error
 
 
 def _run(grad: Tensor, last: Tensor, work: Callable[[F32, F32, int], T]) -> list[T]:
-    return Source(grad).run(lambda a, b, lo: work(a, view(last[lo : lo + len(a)]), lo))
+    return Source(grad).run(lambda a, b, lo: work(a, view(last)[lo : lo + len(a)], lo))
 
 
 def _step(radius: np.float32, bits: int) -> np.float32:

@@ -6,15 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._natural import INFINITE_FIELD, LARGEST_FIELD, NOT_FINITE, offset_for
-from thinwire.kernels.cpu import _pool
-from thinwire.kernels.cpu._encode import largest_bits
+from thinwire.kernels.cpu._codes import largest_bits
 from thinwire.kernels.cpu._jit import F32, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, uint8_at
-from thinwire.kernels.cpu._output import divide, fill, through_float32
 from thinwire.kernels.cpu._random import counters, word
 from thinwire.kernels.cpu._simd import bits_of, float_of
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._tensors import Source, divide, fill, through_float32
+from thinwire.kernels.reference.natural import INFINITE_FIELD, LARGEST_FIELD, NOT_FINITE, offset_for
 
 _TILE = 4096
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -93,13 +91,9 @@ def natural_quantise(x: Tensor, seed: int) -> Tensor:
     return packed
 
 
-def natural_dequantise(packed: Tensor, numel: int, out: Tensor) -> None:
-    natural_mean([packed], numel, out)
-
-
 def natural_mean(packed: Sequence[Tensor], numel: int, out: Tensor) -> None:
     codes = addresses(packed)
-    through_float32(out, lambda part, lo: decode_range(part, lo, numel, codes, len(packed)), _pool.GRAIN)
+    through_float32(out, lambda part, lo: decode_range(part, lo, numel, codes, len(packed)))
 
 
 def warm() -> None:

@@ -7,29 +7,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import buckets
 from thinwire.kernels.cpu import _pool
-from thinwire.kernels.cpu._codes import TILE, unpack_tile
-from thinwire.kernels.cpu._encode import (
+from thinwire.kernels.cpu._codes import (
+    TILE,
     encode_range,
     largest_bits,
     run_scale,
     scale_from_bits,
     scale_from_squares,
     squares,
+    unpack_tile,
 )
 from thinwire.kernels.cpu._jit import F32, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, float32_at, uint8_at
-from thinwire.kernels.cpu._output import divide, fill, through_float32
 from thinwire.kernels.cpu._random import counters
 from thinwire.kernels.cpu._simd import LANES
-from thinwire.kernels.cpu._simd_codes import (
-    sum_decoded64_1bit,
-    sum_decoded64_2bit,
-    sum_decoded64_4bit,
-    sum_decoded64_8bit,
-)
-from thinwire.kernels.cpu._source import WIDEN, Source, view
+from thinwire.kernels.cpu._simd_codes import sum_decoded64
+from thinwire.kernels.cpu._tensors import Source, divide, fill, through_float32, view
+from thinwire.kernels.reference.quantisation import buckets
 
 _FUSED = 1 << 11  # entries whose scales and codes are made together
 _ONE = np.float32(1.0)
@@ -134,13 +129,13 @@ def decode_blocks(
         for block in range(at, end, LANES):
             byte = (base + block) * bits // 8
             if bits == 8:
-                sum_decoded64_8bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(8, out, block, packed, byte, steps, workers, factor)
             elif bits == 4:
-                sum_decoded64_4bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(4, out, block, packed, byte, steps, workers, factor)
             elif bits == 2:
-                sum_decoded64_2bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(2, out, block, packed, byte, steps, workers, factor)
             else:
-                sum_decoded64_1bit(out, block, packed, byte, steps, workers, factor)
+                sum_decoded64(1, out, block, packed, byte, steps, workers, factor)
         if not exact:
             divide(out[at:end], workers)
         at = end
@@ -160,19 +155,12 @@ def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[T
     span = unit * max(1, _FUSED // unit)
     to, to_scales = packed.numpy(), view(scales)
 
-    def work(part: F32, lo: int, hi: int) -> None:
-        bytes_of_part = to[lo * bits // 8 : (hi * bits + 7) // 8]
-        mine = to_scales[lo // bucket : buckets(hi, bucket)]
-        quantise_range(part, bits, bucket, norm == "l2", span, *counters(seed, lo // 2), mine, bytes_of_part)
+    def work(a: F32, _: F32 | None, lo: int) -> None:
+        hi = lo + len(a)
+        part, mine = to[lo * bits // 8 : (hi * bits + 7) // 8], to_scales[lo // bucket : buckets(hi, bucket)]
+        quantise_range(a, bits, bucket, norm == "l2", span, *counters(seed, lo // 2), mine, part)
 
-    grain = span * max(1, _pool.GRAIN // span)
-    if x.dtype == torch.float32:
-        _pool.run_cuts(lambda lo, hi: work(view(x[lo:hi]), lo, hi), _pool.cuts(n, grain))
-    else:
-        block = grain * max(1, WIDEN // grain)
-        for lo in range(0, n, block):
-            hi = min(lo + block, n)
-            work(view(x[lo:hi].float()), lo, hi)
+    Source(x).run(work, span * max(1, _pool.GRAIN // span))
     return packed, scales
 
 
@@ -208,10 +196,6 @@ def large_scale(source: Source, l2: bool) -> np.float32:
     return scale_from_squares(sum(part for parts in source.run(work) for part in parts))
 
 
-def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
-    dequantise_mean([packed], [scales], bits, bucket, numel, out)
-
-
 def dequantise_mean(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bits: int, bucket: int, numel: int, out: Tensor
 ) -> None:
@@ -224,7 +208,7 @@ def dequantise_mean(
         if whole < len(part):
             decode_range(part[whole:], lo + whole, numel, codes, factors, len(packed), bits, bucket)
 
-    through_float32(out, work, _pool.GRAIN)
+    through_float32(out, work)
 
 
 def warm() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._jit import F32, I32, kernel
-from thinwire.kernels.cpu._source import WIDEN, Source, view
+from thinwire.kernels.cpu._tensors import Source
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOW = np.int64(0xFFFFFFFF)
@@ -34,48 +34,26 @@ def argmax_chunks(a: F32, b: F32 | None, base: int, chunk: int, out: I32) -> Non
         for lo in range(c * chunk, end, _TILE):
             hi = min(lo + _TILE, end)
             tile = a[lo:hi]
-            if b is not None:
-                first, second = a[lo:hi], b[lo:hi]
-                tile = scratch[: hi - lo]
+            if b is not None:  # not `summed`: chunks are short, and a call for each would show
+                first, second, tile = a[lo:hi], b[lo:hi], scratch[: hi - lo]
                 for j in range(len(tile)):
                     tile[j] = first[j] + second[j]
             top = max(top, largest_key(tile, base + lo))
         out[c] = np.int32(_LOW - (top & _LOW))
 
 
-def chunk_argmax(x: Tensor, chunk: int) -> Tensor:
-    return _argmax(Source(x), chunk)
-
-
-def chunk_argmax_sum(residual: Tensor, grad: Tensor, chunk: int) -> Tensor:
-    return _argmax(Source(residual, grad), chunk)
-
-
-def _argmax(source: Source, chunk: int) -> Tensor:
-    n = source.numel
-    indices = torch.empty(-(-n // chunk), dtype=torch.int32)
+def chunk_argmax(x: Tensor, grad: Tensor | None, chunk: int) -> Tensor:
+    indices = torch.empty(-(-x.numel() // chunk), dtype=torch.int32)
     to = indices.numpy()
 
-    def part(lo: int, hi: int) -> I32:
-        return to[lo // chunk : -(-hi // chunk)]
+    def work(a: F32, b: F32 | None, lo: int) -> None:
+        argmax_chunks(a, b, lo, chunk, to[lo // chunk : -(-(lo + len(a)) // chunk)])
 
-    if source.direct:
-        grain = chunk * max(1, _pool.GRAIN // chunk)
-        _pool.run_cuts(
-            lambda lo, hi: argmax_chunks(*source.views(lo, hi), lo, chunk, part(lo, hi)), _pool.cuts(n, grain)
-        )
-    else:
-        block = chunk * max(1, WIDEN // chunk)
-        for lo in range(0, n, block):
-            hi = min(lo + block, n)
-            wide = source.a[lo:hi].float()
-            if source.b is not None:
-                wide = wide + source.b[lo:hi]
-            argmax_chunks(view(wide), None, lo, chunk, part(lo, hi))
+    Source(x, grad).run(work, chunk * max(1, _pool.GRAIN // chunk))
     return indices
 
 
 def warm() -> None:
     x = torch.arange(10.0)
-    chunk_argmax(x, 3)
-    chunk_argmax_sum(x, x, 3)
+    chunk_argmax(x, None, 3)
+    chunk_argmax(x, x, 3)

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu import _pool, _scratch
 from thinwire.kernels.cpu._jit import F32, I32, I64, U64, kernel
-from thinwire.kernels.cpu._memory import addresses, float32_at, int32_at
-from thinwire.kernels.cpu._output import divide, fill, through_float32
+from thinwire.kernels.cpu._memory import addresses, float32_at, int32_at, scratch_array
+from thinwire.kernels.cpu._tensors import divide, fill, through_float32
 
 _TILE = 4096
 
@@ -60,10 +59,10 @@ def scatter_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tenso
     lengths = np.array([i.numel() for i in indices], np.int64)
 
     def work(part: F32, lo: int) -> None:
-        at = _scratch.array("scatter positions", np.int64, workers)
+        at = scratch_array("scatter positions", np.int64, workers)
         scatter_range(part, lo, where, what, lengths, at, workers)
 
-    through_float32(out, work, _pool.GRAIN)
+    through_float32(out, work)
 
 
 def warm() -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu import _collect, _pool, _scratch
+from thinwire.kernels.cpu import _collect, _pool
 from thinwire.kernels.cpu._exact import keep_largest, kth_magnitude, radix_topk
 from thinwire.kernels.cpu._jit import F32, I32, kernel
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._memory import scratch_array
+from thinwire.kernels.cpu._tensors import Source
 
 # A sample takes runs of one cache line, which costs as much as single entries.
 _RUN = 16
@@ -23,12 +24,8 @@ _RUNS = 4096
 _SMALL = 4 * _RUN * _RUNS
 
 
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return topk_of(Source(x), k)
-
-
-def threshold(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    return threshold_of(Source(x), t)
+def topk(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    return topk_of(Source(x, grad), k)
 
 
 def topk_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +43,8 @@ def topk_of(source: Source, k: int) -> tuple[Tensor, Tensor]:
     return indices, values
 
 
-def threshold_of(source: Source, t: float) -> tuple[Tensor, Tensor]:
+def threshold(x: Tensor, grad: Tensor | None, t: float) -> tuple[Tensor, Tensor]:
+    source = Source(x, grad)
     above = magnitude_bits(t)
     counts = source.run(lambda a, b, _: _collect.count(a, b, above))
     indices, values = empty_selection(sum(counts))
@@ -80,17 +78,21 @@ def guess_threshold(source: Source, k: int) -> tuple[int, int] | None:
     if n <= _pool.GRAIN or k > n // 4:
         return otherwise
     sample = _sample(source, min(_RUNS, n // (4 * _RUN)))
+    return threshold_from(sample, k, n) or otherwise
+
+
+def threshold_from(sample: F32, k: int, n: int) -> tuple[int, int] | None:
+    """`guess_threshold` from a sample of n entries; None if it is too small."""
     expected = k * len(sample) / n
     rank = int(expected + 4.0 * expected**0.5 + 8.0)
     if rank >= len(sample):
-        return otherwise
-    room = int(1.5 * rank / len(sample) * n) + 4096
-    return kth_magnitude(sample, rank) - 1, room
+        return None
+    return kth_magnitude(sample, rank) - 1, int(1.5 * rank / len(sample) * n) + 4096
 
 
 def _sample(source: Source, runs: int) -> F32:
     stride = source.numel // runs
-    out = _scratch.array("sample", np.float32, runs * _RUN)
+    out = scratch_array("sample", np.float32, runs * _RUN)
     if source.direct:
         take_runs(*source.views(0, source.numel), stride, out)
         return out
@@ -133,9 +135,10 @@ def _beyond(t: float) -> int:
 
 def warm() -> None:
     x = torch.arange(-100.0, 100.0)
-    for source in (Source(x), Source(x, x)):
-        topk_of(source, 3)
-        threshold_of(source, 1.0)
+    for grad in (None, x):
+        topk(x, grad, 3)
+        threshold(x, grad, 1.0)
+        source = Source(x, grad)
         take_runs(*source.views(0, 200), 16, np.empty(16, np.float32))
         radix_topk(source, 3, np.empty(3, np.int32), np.empty(3, np.float32))
-    topk(x.bfloat16(), 3)
+    topk(x.bfloat16(), None, 3)

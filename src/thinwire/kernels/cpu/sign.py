@@ -10,9 +10,9 @@ from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._codes import copy_bytes
 from thinwire.kernels.cpu._jit import F32, F64, U8, U64, kernel
 from thinwire.kernels.cpu._memory import addresses, uint8_at
-from thinwire.kernels.cpu._output import divide, fill, through_float32
 from thinwire.kernels.cpu._simd import LANES, add_choice64, nonnegative64, signed_sums64, signed_sums_pack64
-from thinwire.kernels.cpu._source import Source
+from thinwire.kernels.cpu._sums import rows_for, total_of
+from thinwire.kernels.cpu._tensors import Source, divide, fill, through_float32
 
 _TILE = 4096
 _WORDS = _TILE // LANES
@@ -160,23 +160,15 @@ def sums_by_sign(x: Tensor, packed: Tensor | None) -> tuple[float, float, int]:
     to = np.empty(0, np.uint8) if packed is None else packed.numpy()
 
     def work(a: F32, _: F32 | None, lo: int) -> F64:
-        rows = np.zeros((-(-len(a) // _pool.GRAIN), 3), np.float64)
+        rows = rows_for(a, 3)
         mine = to if packed is None else to[lo // 8 : (lo + len(a) + 7) // 8]
         pack_and_sum(a, mine, packed is not None, _pool.GRAIN, rows)
         return rows
 
     if x.numel() == 0:
         return 0.0, 0.0, 0
-    plus, minus, count = (float(v) for v in np.add.accumulate(np.concatenate(Source(x).run(work)))[-1])
+    plus, minus, count = total_of(Source(x).run(work))
     return plus, minus, int(count)
-
-
-def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
-    sign_mean([packed], [scale], numel, out)
-
-
-def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
-    onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
 
 
 def onebit_mean(
@@ -188,7 +180,7 @@ def onebit_mean(
     def work(part: F32, lo: int) -> None:
         mean_range(part, lo, numel, codes, high, low, len(packed))
 
-    through_float32(out, work, _pool.GRAIN)
+    through_float32(out, work)
 
 
 def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
@@ -209,5 +201,5 @@ def warm() -> None:
     x = torch.arange(-50.0, 50.0)
     packed, _ = sign_pack_mean(x)
     sign_pack(x)
-    sign_mean([packed, packed], [1.0, 1.0], 100, torch.empty(100))
+    onebit_mean([packed, packed], [1.0, 1.0], [0.0, 0.0], 100, torch.empty(100))
     sign_majority([packed, packed], 100)

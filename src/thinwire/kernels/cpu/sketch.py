@@ -4,17 +4,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._sketch import BLOCK, SIGN_SALT, row_key
-from thinwire.kernels.cpu import _pool, _scratch
+from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._collect import collect_tile, joined
-from thinwire.kernels.cpu._exact import keep_largest, kth_magnitude
+from thinwire.kernels.cpu._exact import keep_largest
 from thinwire.kernels.cpu._jit import F32, I32, U64, kernel
-from thinwire.kernels.cpu._output import through_float32
+from thinwire.kernels.cpu._memory import scratch_array
 from thinwire.kernels.cpu._random import mix64
 from thinwire.kernels.cpu._simd import add_signed64, copy_signed64
-from thinwire.kernels.cpu._source import Source, view
-from thinwire.kernels.cpu.selection import empty_selection, topk_of
+from thinwire.kernels.cpu._tensors import Source, through_float32, view
+from thinwire.kernels.cpu.selection import empty_selection, threshold_from, topk_of
+from thinwire.kernels.reference.sketch import BLOCK, MEDIAN_NETWORKS, SIGN_SALT, row_key
 
+_SEVEN = MEDIAN_NETWORKS[7]
 _SALT = np.uint64(SIGN_SALT)
 _32 = np.uint64(32)
 _ONE = np.uint64(1)
@@ -112,23 +113,10 @@ def query_tile(table: F32, keys: U64, cols: int, first_block: int, estimates: F3
     elif rows == 5:
         median5(estimates, out)
     else:
-        n = len(out)
-        v = estimates
-        exchange(v[0][:n], v[5][:n])
-        exchange(v[0][:n], v[3][:n])
-        exchange(v[1][:n], v[6][:n])
-        exchange(v[2][:n], v[4][:n])
-        exchange(v[0][:n], v[1][:n])
-        exchange(v[3][:n], v[5][:n])
-        exchange(v[2][:n], v[6][:n])
-        exchange(v[2][:n], v[3][:n])
-        exchange(v[3][:n], v[6][:n])
-        exchange(v[4][:n], v[5][:n])
-        exchange(v[1][:n], v[4][:n])
-        exchange(v[1][:n], v[3][:n])
-        exchange(v[3][:n], v[4][:n])
-        middle = v[3]
-        for j in range(n):
+        for i, j in _SEVEN:
+            exchange(estimates[i][: len(out)], estimates[j][: len(out)])
+        middle = estimates[3]
+        for j in range(len(out)):
             out[j] = middle[j]
 
 
@@ -179,7 +167,7 @@ def sketch_insert(x: Tensor, seed: int, table: Tensor) -> None:
     threads = min(len(_pool.cuts(x.numel())), rows)
 
     def work(part: int) -> None:
-        for a, lo in Source(x).pieces():
+        for a, _, lo in Source(x).in_order():
             insert_rows(a, lo // BLOCK, keys, cols, padded, part, threads)
         for r in range(part, rows, threads):
             fold(padded[r], cols)
@@ -191,7 +179,7 @@ def sketch_insert(x: Tensor, seed: int, table: Tensor) -> None:
 def sketch_query(table: Tensor, numel: int, seed: int, out: Tensor) -> None:
     padded, keys = _extended(table), _keys(seed, table.shape[0])
     cols = table.shape[1]
-    through_float32(out, lambda part, lo: query_range(padded, keys, cols, lo, part), _pool.GRAIN)
+    through_float32(out, lambda part, lo: query_range(padded, keys, cols, lo, part))
 
 
 def sketch_query_topk(table: Tensor, numel: int, seed: int, k: int) -> Tensor:
@@ -208,18 +196,16 @@ def sketch_query_topk(table: Tensor, numel: int, seed: int, k: int) -> Tensor:
 def _collected(table: Tensor, numel: int, seed: int, k: int) -> tuple[I32, F32] | None:
     """Candidates for the top-k, above a threshold taken from a sample of blocks; None if it was too low."""
     padded, keys, cols = _extended(table), _keys(seed, table.shape[0]), table.shape[1]
-    sample = _scratch.array("sample", np.float32, BLOCK * _SAMPLE_BLOCKS)
+    sample = scratch_array("sample", np.float32, BLOCK * _SAMPLE_BLOCKS)
     query_sample(padded, keys, cols, numel // BLOCK // _SAMPLE_BLOCKS, sample)
-    expected = k * len(sample) / numel
-    rank = int(expected + 4.0 * expected**0.5 + 8.0)
-    if rank >= len(sample):
+    guess = threshold_from(sample, k, numel)
+    if guess is None:
         return None
-    above = kth_magnitude(sample, rank) - 1
-    room = int(1.5 * rank / len(sample) * numel) + 4096
+    above, room = guess
     capacity = room + _TILE
     ranges = _pool.cuts(numel)
-    indices = _scratch.array("survivors", np.int32, capacity * len(ranges))
-    values = _scratch.array("survivors", np.float32, capacity * len(ranges))
+    indices = scratch_array("survivors", np.int32, capacity * len(ranges))
+    values = scratch_array("survivors", np.float32, capacity * len(ranges))
 
     def work(part: int) -> tuple[int, bool]:
         lo, hi = ranges[part]

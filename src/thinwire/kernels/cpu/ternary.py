@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels._ternary import clipped_scale
 from thinwire.kernels.cpu import _pool
-from thinwire.kernels.cpu._encode import largest_bits, scale_from_bits
+from thinwire.kernels.cpu._codes import largest_bits, scale_from_bits
 from thinwire.kernels.cpu._jit import F32, F64, kernel
-from thinwire.kernels.cpu._source import Source
-from thinwire.kernels.cpu._sums import TILE, tile_sums
+from thinwire.kernels.cpu._sums import TILE, rows_for, tile_sums, total_of
+from thinwire.kernels.cpu._tensors import Source
 from thinwire.kernels.cpu.quantisation import encode, large_scale
+from thinwire.kernels.reference.ternary import clipped_scale
 
 
 @kernel
@@ -44,15 +44,15 @@ def _scale(x: Tensor, clip_sigma: float | None) -> float:
         return float(large_scale(Source(x), l2=False))
 
     def work(a: F32, _: F32 | None, lo: int) -> tuple[int, F64]:
-        rows = np.zeros((-(-len(a) // _pool.GRAIN), 2), np.float64)
+        rows = rows_for(a, 2)
         return sums_and_largest(a, _pool.GRAIN, rows), rows
 
     parts = Source(x).run(work)
     largest = float(scale_from_bits(max(top for top, _ in parts)))
     if math.isnan(largest):
         return math.nan
-    total, squares = np.add.accumulate(np.concatenate([rows for _, rows in parts]))[-1]
-    return clipped_scale(x.numel(), largest, float(total), float(squares), clip_sigma)
+    total, squares = total_of([rows for _, rows in parts])
+    return clipped_scale(x.numel(), largest, total, squares, clip_sigma)
 
 
 def warm() -> None:

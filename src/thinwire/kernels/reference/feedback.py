@@ -11,29 +11,17 @@ Select = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def feedback_topk(residual: Tensor, grad: Tensor, k: int, undo: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _feedback(residual, grad, undo, lambda total: selection.topk(total, k))
+    return _feedback(residual, grad, undo, lambda total: selection.topk(total, None, k))
 
 
 def feedback_gaussiank(residual: Tensor, grad: Tensor, k: int, undo: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _feedback(residual, grad, undo, lambda total: gaussian.gaussiank(total, k))
+    return _feedback(residual, grad, undo, lambda total: gaussian.gaussiank(total, None, k))
 
 
 def feedback_threshold(
     residual: Tensor, grad: Tensor, t: float, undo: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return _feedback(residual, grad, undo, lambda total: selection.threshold(total, t))
-
-
-def select_feedback_topk(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return selection.topk(residual + grad.float(), k)
-
-
-def select_feedback_gaussiank(residual: Tensor, grad: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return gaussian.gaussiank(residual + grad.float(), k)
-
-
-def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    return selection.threshold(residual + grad.float(), t)
+    return _feedback(residual, grad, undo, lambda total: selection.threshold(total, None, t))
 
 
 def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:

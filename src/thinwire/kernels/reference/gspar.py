@@ -1,16 +1,41 @@
-"""GSpar's probabilities and sampling in plain torch."""
+"""GSpar's probabilities and sampling in plain torch, and the greedy iteration that all backends share."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels._gspar import LARGEST, greedy
-from thinwire.kernels.reference._random import words
+from thinwire.kernels.generator import words
 
+# Lambda is used as a float32; tensors of subnormal numbers would ask for a larger one.
+LARGEST = torch.finfo(torch.float32).max
 _SIGN_BIT = -(2**31)
 
 
 def gspar_probabilities(x: Tensor, ratio: float, rounds: int) -> float:
     return greedy(x.numel(), ratio, rounds, lambda lam: _tail(x, lam))
+
+
+def greedy(numel: int, ratio: float, rounds: int, tail: Callable[[float | None], tuple[int, float]]) -> float:
+    """Lambda with sum of p close to ratio * numel; p = min(lambda |x|, 1) keeps this shape in every round.
+
+    `tail(lam)` gives the count and the sum of magnitudes of the finite entries with lam |x| < 1 (all finite
+    entries for None). Rounds stop early once the correction is no longer above 1.
+    """
+    wanted = ratio * numel
+    _, total = tail(None)
+    if total == 0.0:
+        return 0.0
+    lam = min(wanted / total, LARGEST)
+    for _ in range(rounds):
+        below, mass = tail(lam)
+        if mass == 0.0:
+            break
+        correction = (wanted - numel + below) / (lam * mass)
+        if correction <= 1.0:
+            break
+        lam = min(lam * correction, LARGEST)
+    return lam
 
 
 def gspar_budget(x: Tensor, epsilon: float) -> float:

@@ -5,8 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import TINY_STEP
 from thinwire.kernels.reference.quantisation import pack, unpack
+
+# Below this codes are divided by the step: its inverse might overflow.
+TINY_STEP = 2.0**-100
 
 
 def laq_quantise(grad: Tensor, last: Tensor, bits: int, update: bool) -> tuple[Tensor, float]:

@@ -1,13 +1,29 @@
-"""Natural compression in plain torch."""
+"""Natural compression in plain torch, and its byte code: a sign bit and seven bits of exponent.
+
+`field` is the biased float32 exponent after stochastic rounding to a power of two (0 is zero, 1 is 2^-126,
+254 is 2^127). The code is `field - offset`, 0 meaning zero, where `offset` (0..127) travels in the payload's
+last byte and is chosen so that the largest magnitude fits. With max |x| < 1 the offset is 0 and nothing but
+subnormal numbers can underflow.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels._natural import INFINITE_FIELD, LARGEST_FIELD, NOT_FINITE, offset_for
-from thinwire.kernels.reference._random import words
+from thinwire.kernels.generator import words
+from thinwire.kernels.reference.quantisation import mean_into
 from thinwire.kernels.reference.selection import magnitudes
+
+LARGEST_FIELD = 254
+INFINITE_FIELD = 255
+NOT_FINITE = 255
+LARGEST_OFFSET = 127
+
+
+def offset_for(largest_field: int) -> int:
+    """The offset for a tensor whose largest magnitude has this exponent field (rounding may add one)."""
+    return max(min(largest_field + 1, LARGEST_FIELD) - 127, 0)
 
 
 def natural_quantise(x: Tensor, seed: int) -> Tensor:
@@ -34,15 +50,8 @@ def natural_quantise(x: Tensor, seed: int) -> Tensor:
     return packed
 
 
-def natural_dequantise(packed: Tensor, numel: int, out: Tensor) -> None:
-    out.copy_(_decode(packed, numel))
-
-
 def natural_mean(packed: Sequence[Tensor], numel: int, out: Tensor) -> None:
-    total = torch.zeros(numel, dtype=torch.float32, device=out.device)
-    for codes in packed:
-        total += _decode(codes, numel)
-    out.copy_(total / len(packed))
+    mean_into(out, (_decode(codes, numel) for codes in packed), len(packed))
 
 
 def _decode(packed: Tensor, numel: int) -> Tensor:

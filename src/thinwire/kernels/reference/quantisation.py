@@ -1,12 +1,37 @@
-"""Stochastic b-bit quantisation in plain torch."""
+"""Stochastic b-bit quantisation in plain torch, and the grid: how codes, scales and values relate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels._levels import CENTRE, LARGEST, TINY_BOOST, TINY_SCALE, buckets, levels, shift
-from thinwire.kernels.reference._random import one_to_two
+from thinwire.kernels.generator import one_to_two
+
+NORMS = ("max", "l2")
+
+# Below this scale s / scale could overflow, so values are first multiplied by a power of two.
+TINY_SCALE = 2.0**-64
+TINY_BOOST = 2.0**80
+LARGEST = torch.finfo(torch.float32).max
+
+# Rounding adds 1 + r / 2^16, r being 16 random bits, to y + s - 1 and cuts the fraction off. For integer y
+# that is exact in float32, so levels (and zeros) stay what they are. Half a unit of r centres the rounding;
+# 8-bit codes have no bit of precision left for it, and are centred by the rounding of y + s - 1 itself.
+CENTRE = 2.0**-17
+
+
+def shift(bits: int) -> float:
+    """What the rounding adds to a scaled value before its random part."""
+    return levels(bits) - 1.0 + (CENTRE if bits < 8 else 0.0)
+
+
+def levels(bits: int) -> int:
+    """The largest magnitude of a centred code: value = (code - levels) * scale / levels; one bit has none."""
+    return 2 ** (bits - 1) - 1 if bits > 1 else 1
+
+
+def buckets(numel: int, bucket: int) -> int:
+    return (numel + bucket - 1) // bucket
 
 
 def quantise(x: Tensor, bits: int, bucket: int, norm: str, seed: int) -> tuple[Tensor, Tensor]:
@@ -71,17 +96,19 @@ def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
     return torch.stack(columns, dim=1).flatten()[:numel]
 
 
-def dequantise(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int, out: Tensor) -> None:
-    out.copy_(decode(packed, scales, bits, bucket, numel))
-
-
 def dequantise_mean(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bits: int, bucket: int, numel: int, out: Tensor
 ) -> None:
-    total = torch.zeros(numel, dtype=torch.float32, device=out.device)
-    for codes, scale in zip(packed, scales, strict=True):
-        total += decode(codes, scale, bits, bucket, numel)
-    out.copy_(total / len(packed))
+    sent = zip(packed, scales, strict=True)
+    mean_into(out, (decode(codes, scale, bits, bucket, numel) for codes, scale in sent), len(packed))
+
+
+def mean_into(out: Tensor, parts: Iterable[Tensor], workers: int) -> None:
+    """out = the mean, summed in order; one worker's part keeps its bits, even the sign of a zero."""
+    total = torch.zeros(out.numel(), dtype=torch.float32, device=out.device)
+    for part in parts:
+        total = total + part if workers > 1 else part
+    out.copy_(total / workers)
 
 
 def decode(packed: Tensor, scales: Tensor, bits: int, bucket: int, numel: int) -> Tensor:

@@ -11,12 +11,19 @@ def magnitudes(x: Tensor) -> Tensor:
     return x.float().view(torch.int32) & _MAGNITUDE_BITS
 
 
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def summed(x: Tensor, grad: Tensor | None) -> Tensor:
+    """x, or the sum of a residual x and a gradient."""
+    return x if grad is None else x + grad.float()
+
+
+def topk(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    x = summed(x, grad)
     order = torch.sort(magnitudes(x), descending=True, stable=True).indices
     return take(x, torch.sort(order[:k]).values)
 
 
-def threshold(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+def threshold(x: Tensor, grad: Tensor | None, t: float) -> tuple[Tensor, Tensor]:
+    x = summed(x, grad)
     return take(x, torch.nonzero(above(x, t)).flatten())
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.reference.a2sgd import two_means
-from thinwire.kernels.reference.quantisation import pack, unpack
+from thinwire.kernels.reference.quantisation import mean_into, pack, unpack
 
 
 def sign_pack(x: Tensor) -> Tensor:
@@ -22,21 +22,11 @@ def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
     return sign_pack(x), plus, minus
 
 
-def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
-    out.copy_(_decode(packed, scale, -scale, numel))
-
-
-def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
-    onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
-
-
 def onebit_mean(
     packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
 ) -> None:
-    total = torch.zeros(numel, dtype=torch.float32, device=out.device)
-    for codes, high, low in zip(packed, plus, minus, strict=True):
-        total += _decode(codes, high, low, numel)
-    out.copy_(total / len(packed))
+    sent = zip(packed, plus, minus, strict=True)
+    mean_into(out, (_decode(codes, high, low, numel) for codes, high, low in sent), len(packed))
 
 
 def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:

@@ -1,13 +1,32 @@
-"""Count sketch with block hashing in plain torch."""
+"""Count sketch with block hashing in plain torch: a block of neighbours goes to a run of columns."""
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels._sketch import BLOCK, MEDIAN_NETWORKS, SIGN_SALT, row_key
-from thinwire.kernels.reference._random import mix64
+from thinwire.kernels.generator import MASK32, SPLIT_STEP, mix64, mix64_tensor
 from thinwire.kernels.reference.selection import topk
 
-_MASK32 = 0xFFFFFFFF
+BLOCK = 64
+SIGN_SALT = 0x1D8E4E27C47D124F
+
+
+def row_key(seed: int, row: int) -> int:
+    """A signed 64-bit key per row; the hash of a block is mix64(key + block)."""
+    key = mix64(seed + SPLIT_STEP * (row + 1))
+    return key - 2**64 if key >= 2**63 else key
+
+
+# Exchanges (i, j) that bring the median of an odd number of rows to the middle; checked by brute force in the
+# tests. The compiled kernels spell the same networks out.
+MEDIAN_NETWORKS: dict[int, tuple[tuple[int, int], ...]] = {
+    1: (),
+    3: ((0, 1), (1, 2), (0, 1)),
+    5: ((0, 1), (3, 4), (0, 3), (1, 4), (1, 2), (2, 3), (1, 2)),
+    7: (
+        (0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6),
+        (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4),
+    ),
+}  # fmt: skip
 
 
 def sketch_insert(x: Tensor, seed: int, table: Tensor) -> None:
@@ -22,7 +41,7 @@ def sketch_query(table: Tensor, numel: int, seed: int, out: Tensor) -> None:
 
 
 def sketch_query_topk(table: Tensor, numel: int, seed: int, k: int) -> Tensor:
-    return topk(_estimates(table, numel, seed), k)[0]
+    return topk(_estimates(table, numel, seed), None, k)[0]
 
 
 def _estimates(table: Tensor, numel: int, seed: int) -> Tensor:
@@ -38,9 +57,9 @@ def _hash(numel: int, cols: int, seed: int, row: int, device: torch.device) -> t
     """The column and the sign of every entry in one row of the table."""
     blocks = -(-numel // BLOCK)
     key = row_key(seed, row)
-    h = mix64(torch.arange(blocks, dtype=torch.int64, device=device) + key)
-    start = (((h >> 32) & _MASK32) * cols) >> 32
-    patterns = mix64(h ^ SIGN_SALT)
+    h = mix64_tensor(torch.arange(blocks, dtype=torch.int64, device=device) + key)
+    start = (((h >> 32) & MASK32) * cols) >> 32
+    patterns = mix64_tensor(h ^ SIGN_SALT)
     lane = torch.arange(BLOCK, device=device)
     where = (start[:, None] + lane) % cols
     positive = (patterns[:, None] >> lane) & 1

@@ -1,11 +1,11 @@
 """TernGrad's codes in plain torch."""
 
 import math
+import struct
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels._ternary import clipped_scale
 from thinwire.kernels.reference.quantisation import encode, pack
 
 
@@ -23,3 +23,17 @@ def _scale(x: Tensor, clip_sigma: float | None) -> float:
         return math.nan
     wide = x.double()
     return clipped_scale(x.numel(), largest, float(wide.sum()), float((wide * wide).sum()), clip_sigma)
+
+
+def clipped_scale(
+    numel: int, largest: float, total: float, squares: float, clip_sigma: float | None
+) -> float:
+    """max |x| after clipping at `clip_sigma` population standard deviations, as a float32 value."""
+    if clip_sigma is None:
+        return largest
+    variance = max(squares - total * (total / numel), 0.0) / numel
+    bound = clip_sigma * math.sqrt(variance)
+    # A constant vector has no deviation to clip at: clipping it to nothing would lose it.
+    if bound == 0.0 or bound >= largest:
+        return largest
+    return struct.unpack("f", struct.pack("f", bound))[0]

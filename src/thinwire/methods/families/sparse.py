@@ -81,7 +81,7 @@ class Sparse(Exchange):
         checks.flag(self.name, "feedback", self.feedback)
         checks.scope(self.name, self.scope)
         checks.one_of(self.name, "reduce", self.reduce, ("auto", "gather", "split"))
-        checks.at_least(self.name, "warmup", self.warmup, 0)
+        checks.whole(self.name, "warmup", self.warmup, 0)
         codec = cast(object, self.values)
         if codec is not None and not isinstance(codec, Quantised):
             raise ConfigError(

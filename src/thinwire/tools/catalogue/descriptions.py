@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from thinwire.core.config import Configured
+from thinwire.core.config import Configured, text_of
 from thinwire.core.exchange import Exchange
-from thinwire.methods.registry import list_methods, list_schedules
+from thinwire.methods.registry import list_methods, list_schedules, to_json
+
+GUARANTEES: dict[tuple[str, object], str] = {
+    ("consensus", True): "same result on all ranks",
+    ("unbiased", True): "unbiased",
+    ("conserves", True): "nothing is lost",
+    ("elementwise", True): "elementwise",
+    ("single_mean", True): "no state",
+    ("payload", "fixed"): "fixed payload",
+}
+"""What a trait with this value promises."""
+LIMITS: dict[tuple[str, object], str] = {
+    ("consensus", False): "ranks may get different results",
+    ("payload", "alternating"): "payload changes from rank to rank or step to step",
+    ("payload", "data-dependent"): "payload depends on the data",
+    ("optimizer", "no momentum"): "needs an optimizer without momentum",
+    ("optimizer", "plain SGD"): "needs plain SGD",
+    ("scope", "bucket"): "works on whole buckets",
+    ("scope", "model"): "works on the whole model at once",
+}
+"""What a user has to know about it."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +42,8 @@ class Description:
     call: str
     summary: str
     options: dict[str, Any]
+    """As JSON has them; `defaults`: as text."""
+    defaults: str
     traits: dict[str, Any]
     bytes: str
     reference: str
@@ -30,10 +53,17 @@ class Description:
     """What the methods of its family have in common, with their options."""
 
     @property
-    def relied_on(self) -> str:
+    def guarantees(self) -> str:
         if self.kind == "schedule":
-            return "consensus after every meeting"
-        return ", ".join(key for key, value in self.traits.items() if value is True) or "-"
+            return "same result on all ranks after every sync round"
+        return self._phrases(GUARANTEES)
+
+    @property
+    def limits(self) -> str:
+        return self._phrases(LIMITS)
+
+    def _phrases(self, known: dict[tuple[str, object], str]) -> str:
+        return ", ".join(known[trait] for trait in self.traits.items() if trait in known) or "-"
 
 
 def all_methods() -> list[Description]:
@@ -50,7 +80,8 @@ def describe(cls: type[Configured]) -> Description:
         kind="exchange" if exchange else "schedule",
         call=repr(instance),
         summary=text.splitlines()[0] if text else "",
-        options=instance.options(),
+        options=json.loads(to_json(instance))["options"],
+        defaults=", ".join(f"{key}={text_of(value)}" for key, value in instance.options().items()),
         traits=asdict(instance.traits) if exchange else {"consensus": True},
         bytes=", ".join(filter(None, (cls.formula, cls.formula_note))),
         reference=cls.reference,

@@ -6,9 +6,9 @@ from thinwire.tools.cli.compare import compare
 from thinwire.tools.cli.gradients import gradients
 from thinwire.tools.cli.lab import lab
 from thinwire.tools.cli.methods import methods
-from thinwire.tools.cli.mistakes import OneLineErrors
 from thinwire.tools.cli.plan import plan
 from thinwire.tools.cli.report import report
+from thinwire.tools.cli.usage_errors import OneLineErrors
 
 HELP = "Train PyTorch models over thin wires: the same accuracy for a small part of the bytes."
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import console, errors, table
-
-if TYPE_CHECKING:
-    from thinwire.tools.compare.records import Records
+from thinwire.tools.cli.show import AsJson, Data, Model, Workers, console, errors, print_json, table
 
 Chosen = Annotated[
     list[str] | None,
@@ -25,44 +21,45 @@ Chosen = Annotated[
         "own: pytorch, pytorch-fp16, pytorch-powersgd. Default: one of each kind.",
     ),
 ]
+Link = Annotated[
+    str,
+    typer.Option(
+        help='"100mbit", "50mbit,latency=10ms,jitter=2ms", "up=20mbit,down=100mbit", "none"; '
+        '"lab:100mbit" for real interfaces (needs root).'
+    ),
+]
 
 
 def compare(
     methods: Chosen = None,
-    workers: Annotated[int, typer.Option(min=1, help="Local worker processes.")] = 4,
-    link: Annotated[
-        str,
-        typer.Option(
-            help='"100mbit", "50mbit,latency=10ms,jitter=2ms", "up=20mbit,down=100mbit", "none"; '
-            '"lab:100mbit" for real interfaces (needs root).'
-        ),
-    ] = "100mbit",
-    model: Annotated[str, typer.Option(help="mlp, cnn, resnet20, lstm or transformer.")] = "mlp",
+    workers: Workers = 4,
+    link: Link = "100mbit",
+    model: Model = "mlp",
     hidden: Annotated[str, typer.Option(help="Widths of mlp's hidden layers, such as 1024,1024.")] = "",
-    data: Annotated[str, typer.Option(help="digits, mnist:DIR, cifar10:DIR or text:FILE.")] = "digits",
+    data: Data = "digits",
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each run.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0.0, help="Passes over the data, instead.")] = None,
     target_accuracy: Annotated[
-        float | None, typer.Option(help="Stop a run where the test accuracy reaches this (0 to 1).")
+        float | None, typer.Option(help="Stop a run at this test accuracy (0 to 1).")
     ] = None,
     evaluate_every: Annotated[int | None, typer.Option(min=1, help="Steps between tests.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Rows per worker and step.")] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd or adam.")] = None,
+    optimizer: Annotated[Literal["sgd", "adam"] | None, typer.Option(help="The optimizer.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs with other weights and batches.")] = 1,
     out: Annotated[Path, typer.Option(help="Where records, CSV and the report go.")] = Path("out/compare"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the same model with each method over your link; see accuracy, bytes and time side by side."""
     with errors():
-        from thinwire.tools.compare import engine, summary
-        from thinwire.tools.compare.live import Live
-        from thinwire.tools.compare.task import line_up
+        from thinwire.tools import report
+        from thinwire.tools.compare.progress import ProgressBars
+        from thinwire.tools.compare.records import write_csv
+        from thinwire.tools.compare.runner import run
+        from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods
 
-        if optimizer not in (None, "sgd", "adam"):
-            raise ConfigError(f"--optimizer is sgd or adam, not {optimizer!r}")
-        wanted = engine.Comparison(
-            methods=line_up(methods or ()),
+        asked = Comparison(
+            methods=resolve_methods(methods or ()),
             workers=workers,
             link=link,
             model=model,
@@ -78,30 +75,26 @@ def compare(
             seeds=seeds,
             command=shlex.join(["thinwire", *sys.argv[1:]]),
         )
-        prepared = engine.prepare(wanted)
-        setting = prepared[0]
-        with Live(console(stderr=True), list(wanted.methods), setting.steps, setting.measure) as live:
-            records = engine.run(wanted, out, live, prepared)
-        summary.write_csv(out / "runs.csv", records.runs)
-        _report(records, out)
+        setting = prepare(asked)
+        with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
+            records = run(asked, out, bars, setting)
+        write_csv(out / "runs.csv", records.runs)
+        report.write(records, out / "report.html")
+    from thinwire.tools.report import terminal
+    from thinwire.tools.report.summary import summarise
+
     if as_json:
-        console().print_json(json.dumps(summary.as_json(records)))
+        print_json(summarise(records))
         return
     title = (
-        f"{setting.model} on {setting.data} ({setting.parameters:,} parameters), {workers} workers, link "
-        f"{link}; bytes and times per step and worker"
+        f"{model} on {setting.dataset} ({setting.parameters:,} parameters), {workers} workers, link {link}; "
+        "bytes and times per step and worker"
     )
-    table(title, summary.header(records), summary.rows(records))
-    for run in records.runs:
-        if run.failed is not None:
-            console().print(f"{run.method} failed: {run.failed}", markup=False)
+    table(title, terminal.header(setting), terminal.rows(records))
+    for one in records.runs:
+        if one.failed is not None:
+            console().print(f"{one.method} failed: {one.failed}", markup=False)
     console().print(f"records, CSV and report: {out / 'report.html'}", markup=False)
-
-
-def _report(records: Records, out: Path) -> None:
-    from thinwire.tools import report
-
-    report.write(records, out / "report.html")
 
 
 def _widths(text: str) -> tuple[int, ...]:

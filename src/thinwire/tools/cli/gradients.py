@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.tools.cli.show import JsonFile, console, errors, progress, save, table
+from thinwire.tools.cli.show import Data, JsonFile, Model, Workers, console, errors, progress, save, table
 
 if TYPE_CHECKING:
     from thinwire.tools.gradients import Findings
 
 
 def gradients(
-    model: Annotated[str, typer.Option(help="mlp, cnn, resnet20, lstm or transformer.")] = "mlp",
-    data: Annotated[str, typer.Option(help="digits, mnist:DIR, cifar10:DIR or text:FILE.")] = "digits",
-    workers: Annotated[int, typer.Option(min=1, help="Local worker processes.")] = 2,
+    model: Model = "mlp",
+    data: Data = "digits",
+    workers: Workers = 2,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
     batch: Annotated[int, typer.Option(min=1, help="Rows per worker and step.")] = 32,
     lr: Annotated[float, typer.Option(help="The learning rate of SGD.")] = 0.1,
@@ -35,7 +35,6 @@ def gradients(
         with progress(steps) as advance:
             findings = run(study, lambda _, loss: advance(f"{model}, loss {loss:.3f}", 1))
         title = f"Gradients of {model} on {data.partition(':')[0]}, {workers} workers"
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_figures(out, title, figures(findings))
         save(json, findings.to_json())
     _show(findings, out)
@@ -44,26 +43,19 @@ def gradients(
 def _show(findings: Findings, out: Path) -> None:
     study, last = findings.study, findings.steps[-1]
     rows: list[tuple[str, ...]] = []
-    parts = len(findings.phases)
     for number, phase in enumerate(findings.phases):
-        real = phase.real_threshold
-        fits = (phase.threshold(study.ratio), phase.gaussian_threshold(study.ratio))
-        fits += (phase.laplace_threshold(study.ratio),)
-        rows.append(
-            (
-                f"{number + 1} of {parts}",
-                f"{phase.deviation:.3g}",
-                f"{phase.magnitude:.3g}",
-                f"{real:.3g}",
-                *(f"{fit:.3g} ({100 * phase.share_above(fit):.2f} %)" for fit in fits),
-            )
-        )
+        fits = (phase.threshold, phase.gaussian_threshold, phase.laplace_threshold)
+        thresholds = [fit(study.ratio) for fit in fits]
+        selected = [f"{each:.3g} ({100 * phase.share_above(each):.2f} %)" for each in thresholds]
+        moments = (phase.deviation, phase.magnitude, phase.real_threshold)
+        name = f"{number + 1} of {len(findings.phases)}"
+        rows.append((name, *(f"{value:.3g}" for value in moments), *selected))
     header = ("part of the run", "deviation", "mean magnitude", "top-k", "learned", "Gaussian", "Laplace")
-    title = f"threshold of top-k at {100 * study.ratio:g} %, and what share each threshold really selects"
+    title = f"threshold of top-k at {100 * study.ratio:g} %, and the share that each threshold really selects"
     table(title, header, rows)
     share = findings.histogram_bytes / max(findings.gradient_bytes, 1)
     console().print(
         f"loss {last.loss:.3f} after {len(findings.steps)} steps; a histogram costs a worker "
-        f"{findings.histogram_bytes:,.0f} bytes sent a step, {100 * share:.2g} % of a gradient of "
+        f"{findings.histogram_bytes:,.0f} bytes sent per step, {100 * share:.2g} % of a gradient of "
         f"{findings.gradient_bytes:,} bytes.\nPlots: {out}"
     )

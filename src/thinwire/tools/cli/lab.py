@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.tools.cli.show import console, errors, table
+from thinwire.tools.cli.show import AsJson, errors, print_json, table
 
 if TYPE_CHECKING:
     from thinwire.tools.lab.labs import HostState, Lab
@@ -24,12 +23,11 @@ Rate = Annotated[
         help='Of every host\'s link: "100mbit", "up=20mbit,down=100mbit", "100mbit;1:20mbit", "none".'
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @contextmanager
 def _lab_errors() -> Generator[None, None, None]:
-    """Mistakes, and commands of the system that fail, are one line. Signals lead through every `finally`."""
+    """Usage errors and failures of system commands are one line; signals run every `finally`."""
     from thinwire.tools.lab.signals import leaving_by
 
     with errors(), leaving_by(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -75,7 +73,7 @@ def down(
             raise namespaces.LabError(f"labs cannot be removed: {reason}")
         removed = labs.down(name)
         if as_json:
-            console().print_json(json.dumps([one.name for one in removed]))
+            print_json([one.name for one in removed])
         for one in () if as_json else removed:
             typer.echo(f"removed lab {one.name} with {len(one.hosts)} hosts")
         if not removed and not as_json:
@@ -86,11 +84,11 @@ def down(
 def run(
     command: Annotated[list[str], typer.Argument(help="A program and its arguments, behind --.")],
     hosts: Annotated[
-        int | None, typer.Option(help="Build a lab of so many hosts for this job only, instead of using one.")
+        int | None, typer.Option(help="Build a lab with this many hosts for this job only.")
     ] = None,
     rate: Rate = "100mbit",
     name: Name = "lab",
-    port: Annotated[int, typer.Option(help="On the first host, where ranks meet.")] = 29500,
+    port: Annotated[int, typer.Option(help="Of the first host, where ranks connect.")] = 29500,
 ) -> None:
     """Run a command on every host of a lab at once, as torchrun does: thinwire lab run -- python train.py
 
@@ -117,11 +115,8 @@ def _show(found: list[Lab], as_json: bool) -> None:
 
     states = {one.name: labs.state(one) for one in found}
     if as_json:
-        record = [
-            {"name": one.name, "kind": _kind(one), "hosts": [host.to_json() for host in states[one.name]]}
-            for one in found
-        ]
-        console().print_json(json.dumps(record))
+        record = [{"name": one.name, "kind": _kind(one), "hosts": states[one.name]} for one in found]
+        print_json(record)
         return
     if not found:
         typer.echo("no lab on this machine; `thinwire lab up` builds one")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import Methods, console, errors, progress, table
+from thinwire.tools.cli.show import AsJson, Methods, console, errors, print_json, progress, table
 
 if TYPE_CHECKING:
     from thinwire.net.costs import Link
@@ -36,7 +35,7 @@ def plan(
         str, typer.Option(help="A step without communication, such as 50ms; 0s compares communication only.")
     ] = "0s",
     method: Methods = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict every method's step time on your model and link, and recommend one."""
     with errors():
@@ -56,7 +55,7 @@ def plan(
                 found, workers, measured, compute, asked, progress=lambda name: advance(name, 1)
             )
     if as_json:
-        console().print_json(json.dumps(made.to_json()))
+        print_json(made.to_json())
     else:
         _show(made)
 
@@ -136,7 +135,7 @@ def _of_model(text: str) -> dict[str, tuple[int, ...]]:
     function: Any = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"--model: {place!r} has no function {name!r}")
-    with torch.device("meta"):  # the shapes are all that is wanted
+    with torch.device("meta"):  # only the shapes are needed
         built: object = function()
     if not isinstance(built, torch.nn.Module):
         raise ConfigError(f"--model: {text} returned {type(built).__name__}, not a torch.nn.Module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import console, errors
+from thinwire.tools.cli.show import AsJson, console, errors, print_json
 
 
 def report(
@@ -22,13 +21,13 @@ def report(
         bool, typer.Option(help="With predictions for other links and numbers of workers.")
     ] = True,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make the report of a comparison from its records: one HTML file that opens without a network."""
     with errors():
         from thinwire.tools import report as module
         from thinwire.tools.compare.records import read
-        from thinwire.tools.compare.summary import as_json as summary
+        from thinwire.tools.report.summary import summarise
 
         source = records / "records.jsonl" if records.is_dir() else records
         found = read(source)
@@ -40,7 +39,7 @@ def report(
         except OSError as error:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
     if as_json:
-        console().print_json(json.dumps(summary(found)))
+        print_json(summarise(found))
     else:
         for each in (path, picture):
             if each is not None:

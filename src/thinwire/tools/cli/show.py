@@ -1,4 +1,4 @@
-"""How commands show things: tables, progress bars, errors, files."""
+"""What commands share: options, tables, progress bars, errors, files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from thinwire.errors import ConfigError, LabError
 if TYPE_CHECKING:
     from rich.console import Console
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON, too.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file as JSON, too.")]
+Model = Annotated[str, typer.Option(help="mlp, cnn, resnet20, lstm or transformer.")]
+Data = Annotated[str, typer.Option(help="digits, mnist:DIR, cifar10:DIR or text:FILE.")]
+Workers = Annotated[int, typer.Option(min=1, help="Local worker processes.")]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
@@ -35,7 +39,7 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def errors() -> Generator[None, None, None]:
-    """A mistake in what was asked for is one line and exit code 2, not a traceback; a lab that fails is 1."""
+    """A usage error is one line and exit code 2, not a traceback; a lab that fails is exit code 1."""
     try:
         yield
     except (ConfigError, LabError) as error:
@@ -77,6 +81,13 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, n
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+def print_json(record: object) -> None:
+    """Dataclasses and msgspec's structs included."""
+    import msgspec
+
+    console().print_json(msgspec.json.encode(record).decode())
 
 
 def save(path: Path | None, record: object) -> None:

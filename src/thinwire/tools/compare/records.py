@@ -1,186 +1,214 @@
-"""What a comparison writes down: one JSON object a line, and nothing else is needed to make its report.
+"""The records of a comparison: one JSON object per line.
 
-`compare` writes these records, `report` only reads them.
+Workers report them, `compare` writes them as they are, and `report` needs nothing else.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+import csv
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from thinwire.errors import ConfigError
 
-VERSION = 1
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True)
-class Setting:
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag=str.lower):
+    """Base of the records; the class's name is the line's "kind"."""
+
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+class Setting(Record, frozen=True, kw_only=True):
     """What all runs of a comparison have in common."""
 
-    kind: ClassVar[str] = "setting"
+    version: Literal[1] = 1
+    """Of the file format."""
     command: str
     thinwire: str
+    """The version of the library."""
     model: str
+    hidden: tuple[Count, ...]
+    """Widths of the hidden layers of `mlp`; empty for its own."""
     data: str
-    parameters: int
-    layers: list[tuple[str, list[int]]]
-    """Names and shapes of the parameters."""
-    workers: int
+    """As `workloads.load` takes it: "digits", "mnist:DIR"."""
+    parameters: Count
+    layers: dict[str, tuple[Count, ...]]
+    """Shapes of the parameters by name."""
+    workers: Positive
     link: str
-    """As it was asked for: "100mbit", "lab:100mbit", "none"."""
-    bandwidth: float | None
+    """As the user gave it: "100mbit", "lab:100mbit", "none"."""
+    bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None
     """Bytes per second and direction of the link; None for no limit."""
-    latency: float
+    latency: Amount
     """Seconds per message."""
-    batch: int
+    batch: Positive
     """Per worker."""
     learning_rate: float
     optimizer: str
-    steps: int
-    seeds: int
-    measure: str
-    """What the test measures: "accuracy" or "perplexity"."""
+    steps: Positive
+    evaluate_every: Positive
+    seeds: Positive
+    measure: Literal["accuracy", "perplexity"]
+    """What the test measures."""
     target: float | None
-    compute: float
-    """Seconds of a step without any communication, measured on the workers all at once."""
-    version: int = VERSION
+    """The test accuracy at which a run stops."""
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data, without its folder."""
+        return self.data.partition(":")[0]
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of one run, on rank 0. Bytes and `seconds` count from the run's beginning."""
+class Step(Record, frozen=True):
+    """One step of one run, on rank 0. Bytes and `seconds` count from the start of the run."""
 
-    kind: ClassVar[str] = "step"
     method: str
-    seed: int
-    step: int
-    loss: float
-    seconds: float
-    """Training time so far; evaluations excepted."""
-    sent: int
-    received: int
+    seed: Count
+    step: Count
+    loss: float | None
+    """None if it was not a finite number."""
+    seconds: Amount
+    """Training time so far, without evaluations."""
+    sent: Count
+    received: Count
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A look at the test data, on rank 0's replica."""
+class Evaluation(Record, frozen=True):
+    """The test of rank 0's replica after a step."""
 
-    kind: ClassVar[str] = "evaluation"
     method: str
-    seed: int
-    step: int
-    seconds: float
-    sent: int
-    loss: float
+    seed: Count
+    step: Positive
+    seconds: Amount
+    sent: Count
+    loss: float | None
     accuracy: float
     perplexity: float
 
 
-@dataclass(frozen=True)
-class Run:
-    """One method with one seed, as a whole, on rank 0. Seconds are means per step."""
+class Run(Record, frozen=True, kw_only=True):
+    """One method with one seed as a whole, on rank 0. Seconds are means per step unless stated otherwise."""
 
-    kind: ClassVar[str] = "run"
     method: str
-    seed: int
-    steps: int
-    loss: float
-    accuracy: float
-    perplexity: float
-    seconds: float
+    seed: Count
+    steps: Count
+    loss: float | None = None
+    """Loss, accuracy and perplexity are those of the last evaluation."""
+    accuracy: float = 0.0
+    perplexity: float = 1e300
+    seconds: Amount
     """Training time of all steps."""
-    step_seconds: float
+    step_seconds: Amount
     """The median step."""
-    compute_seconds: float
-    """Forward, backward and optimizer, until the gradients were handed over; compression in the same
-    thread is not in it."""
-    compress_seconds: float
-    """Work of the method on the gradients, waiting for the network not counted. May lie beside compute."""
-    wait_seconds: float
-    """In operations on the network. May lie beside compute."""
-    sent: int
-    """Bytes through the interface, per worker, all steps."""
-    received: int
-    rounds: float
-    """Operations a step."""
-    payload: float
-    """Bytes a step that the method hands over, frames included."""
-    target_step: int | None
-    target_seconds: float | None
-    target_sent: int | None
-    layers: dict[str, float] = field(default_factory=dict[str, float])
-    """Payload bytes a step by parameter, as far as they can be told apart."""
-    interface_sent: int | None = None
-    """What the kernel counted on rank 0's interface over the same steps, where there is one (lab)."""
+    compute_seconds: Amount = 0.0
+    """A step without any communication, measured while all workers compute."""
+    compress_seconds: Amount = 0.0
+    """Work of the method on the gradients, without waiting for the network. May overlap with compute."""
+    wait_seconds: Amount = 0.0
+    """Inside operations on the network. May overlap with compute."""
+    sent: Count
+    """Bytes through the interface, per worker, in all steps."""
+    received: Count
+    rounds: Amount = 0.0
+    """Operations per step."""
+    payload: Amount = 0.0
+    """Bytes per step that the method hands over, with frame headers."""
+    target_step: Count | None = None
+    target_seconds: Amount | None = None
+    target_sent: Count | None = None
+    layers: dict[str, Amount] = {}
+    """Payload bytes per step by parameter, as far as they can be told apart."""
+    interface_sent: Count | None = None
+    """What the kernel counted on rank 0's interface in the same steps; None outside of a lab."""
     failed: str | None = None
-    """Why the run ended early, if it did; the other figures are those until then."""
+    """Why the run ended early, if it did; all other values are those until then."""
+
+    def scored(self, tests: Sequence[Evaluation]) -> Run:
+        """With the result of the last of these evaluations."""
+        if not tests:
+            return self
+        last = tests[-1]
+        return replace(self, loss=last.loss, accuracy=last.accuracy, perplexity=last.perplexity)
 
 
-Record = Setting | Step | Evaluation | Run
-_KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Setting, Step, Evaluation, Run)}
-
-
-@dataclass(frozen=True)
-class Records:
+class Records(msgspec.Struct, frozen=True):
     """All records of one comparison."""
 
     setting: Setting
-    steps: list[Step]
-    evaluations: list[Evaluation]
-    runs: list[Run]
+    steps: list[Step] = []
+    evaluations: list[Evaluation] = []
+    runs: list[Run] = []
 
     @property
     def methods(self) -> list[str]:
-        """In the order in which they ran; `dense` or whatever is compared against comes first."""
+        """In the order in which they ran; the first is the baseline."""
         return list(dict.fromkeys(run.method for run in self.runs))
+
+    @property
+    def compute(self) -> float:
+        """Seconds of a step without any communication."""
+        return self.runs[0].compute_seconds if self.runs else 0.0
 
     def runs_of(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.method == method]
 
-
-def to_line(record: Record) -> str:
-    return json.dumps({"kind": record.kind, **asdict(record)})
-
-
-def from_line(line: str) -> Record:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ConfigError("a record is a JSON object")
-    content = cast("dict[str, Any]", found)
-    cls = _KINDS.get(str(content.pop("kind", None)))
-    if cls is None:
-        raise ConfigError(f"records are {', '.join(_KINDS)}")
-    known = {each.name for each in fields(cls)}
-    if content.keys() - known:
-        raise ConfigError(f"a {cls.kind} record has no {sorted(content.keys() - known)[0]!r}")
-    if cls is Setting and isinstance(content.get("layers"), list):
-        content["layers"] = [(name, shape) for name, shape in content["layers"]]
-    return cls(**content)
+    def __iter__(self) -> Iterator[Record]:
+        yield self.setting
+        yield from (*self.steps, *self.evaluations, *self.runs)
 
 
-def write(path: Path, records: Iterable[Record]) -> None:
-    path.write_text("".join(to_line(record) + "\n" for record in records))
+_decoder = msgspec.json.Decoder(Setting | Step | Evaluation | Run)
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def to_lines(records: Records) -> bytes:
+    return msgspec.json.Encoder().encode_lines(list(records))
+
+
+def write(path: Path, records: Records) -> None:
+    """Write all records; a file from an earlier run is replaced at once or not at all."""
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(to_lines(records))
+    new.replace(path)
 
 
 def read(path: Path) -> Records:
-    """The records of a file that `write` made."""
+    """The records of a file that `write` made. Every line is checked against its type."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     found: list[Record] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found.append(from_line(line))
-        except (ValueError, TypeError, ConfigError) as error:
+            found.append(_decoder.decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
-    settings = [record for record in found if isinstance(record, Setting)]
-    if len(settings) != 1 or settings[0].version != VERSION:
-        raise ConfigError(f"{path}: not the records of one comparison in format {VERSION}")
-    return Records(
-        settings[0],
-        [record for record in found if isinstance(record, Step)],
-        [record for record in found if isinstance(record, Evaluation)],
-        [record for record in found if isinstance(record, Run)],
-    )
+    settings = _of(found, Setting)
+    if len(settings) != 1:
+        raise ConfigError(f"{path}: not the records of one comparison, it has {len(settings)} settings")
+    return Records(settings[0], _of(found, Step), _of(found, Evaluation), _of(found, Run))
+
+
+def _of(found: list[Record], kind: type[Kind]) -> list[Kind]:
+    return [record for record in found if isinstance(record, kind)]
+
+
+def write_csv(path: Path, runs: list[Run]) -> None:
+    """One row per run, with everything but the bytes by layer."""
+    names = [name for name in Run.__struct_fields__ if name != "layers"]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        writer.writerows([getattr(run, name) for name in names] for run in runs)

@@ -6,7 +6,8 @@ import copy
 import math
 import statistics
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,146 +15,134 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.core.engine import Engine
+from thinwire.hosts.attach import attach
 from thinwire.net.launch import Worker
+from thinwire.net.link import throttle
 from thinwire.sessions.base import BaseSession
-from thinwire.tools.compare.layers import payload_by_parameter
-from thinwire.tools.compare.records import Evaluation, Step
-from thinwire.tools.compare.task import PYTORCH, Task
+from thinwire.tools.compare.records import Evaluation, Run, Setting, Step, finite
+from thinwire.tools.compare.settings import PYTORCH
+from thinwire.tools.lab.inside import counters
 from thinwire.tools.workloads import Dataset, build, load
 from thinwire.tools.workloads.models import evaluate, loss
 
 CALIBRATION_STEPS = 8
 ONE_BUCKET_MB = 4096
+GO_ON, REACHED, DIVERGED = range(3)
 
 
 @dataclass
-class Entrant:
+class Trainer:
     """A model ready to train with one method."""
 
     model: nn.Module
     bare: nn.Module
     optimizer: torch.optim.Optimizer
     session: BaseSession | None
-    base: tuple[int, int] = (0, 0)
+    interface: tuple[int, int] | None
+    """What the kernel had counted at the start, see `interface_bytes`."""
 
     def bytes(self) -> tuple[int, int]:
-        """Sent and received so far: metered, or by the interface for what does not meter itself."""
+        """Sent and received so far: metered, or by the interface if the method has no meter."""
         if self.session is not None:
             return self.session.meter.sent_bytes, self.session.meter.received_bytes
-        sent, received = interface_bytes() or (0, 0)
-        return sent - self.base[0], received - self.base[1]
+        return self.interface_bytes() or (0, 0)
+
+    def interface_bytes(self) -> tuple[int, int] | None:
+        """What the kernel has counted on this host's interface since the start; None outside of a lab."""
+        now = counters()
+        if now is None or self.interface is None:
+            return None
+        return now.sent - self.interface[0], now.received - self.interface[1]
 
 
-@dataclass
-class Watch:
-    """Time that counts, and every step's part of it."""
-
-    steps: list[float] = field(default_factory=list[float])
-    total: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.steps.append(seconds)
-        self.total += seconds
-
-
-def train(worker: Worker, task: Task) -> dict[str, Any]:
-    """Train, report every step and evaluation to the parent, and return what the run was like."""
-    data = load(task.data)
-    model = build(task.model, data, task.seed, task.hidden)
-    compute = calibrate(model, data, task)
-    entrant = enter(model, task)
-    before = interface_bytes()
-    entrant.base = before or (0, 0)
-    watch = Watch()
-    reached: tuple[int, float, int] | None = None
-    failed: str | None = None
-    order = torch.Generator().manual_seed(1 + task.seed)
-    step = 0
-    while step < task.steps:
+def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
+    """Train, report every step and evaluation to the parent, and return the run as a whole."""
+    data = load(setting.data)
+    model = build(setting.model, data, seed, setting.hidden)
+    compute = calibrate(model, data, setting)
+    trainer = prepare_method(model, method, setting)
+    order = torch.Generator().manual_seed(1 + seed)
+    durations: list[float] = []
+    total = 0.0
+    tests: list[Evaluation] = []
+    outcome, step = GO_ON, 0
+    while step < setting.steps and outcome == GO_ON:
         step += 1
-        rows = torch.randint(len(data.inputs), (worker.size, task.batch), generator=order)[worker.rank]
+        rows = torch.randint(len(data.inputs), (worker.size, setting.batch), generator=order)[worker.rank]
         inputs, targets = data.batch(rows)
         begin = time.perf_counter()
-        entrant.optimizer.zero_grad()
-        value = loss(data, entrant.model(inputs), targets)
+        trainer.optimizer.zero_grad()
+        value = loss(data, trainer.model(inputs), targets)
         value.backward()
-        entrant.optimizer.step()
-        watch.add(time.perf_counter() - begin)
-        now = float(value.detach())
+        trainer.optimizer.step()
+        durations.append(time.perf_counter() - begin)
+        total += durations[-1]
         if worker.rank == 0:
-            worker.report(Step(task.method, task.seed, step, now, watch.total, *entrant.bytes()))
-        if step % task.evaluate_every == 0 or step == task.steps:
-            if step == task.steps:
-                _bring_together(entrant, watch)
-            verdict = _look(worker, entrant, data, task, step, watch)
-            if verdict == "reached":
-                reached = (step, watch.total, entrant.bytes()[0])
-                break
-            if verdict == "diverged":
-                failed = f"diverged: the loss is not a finite number at step {step}"
-                break
-    after = interface_bytes()
-    result = _result(entrant, watch, step, compute)
-    result["target_step"], result["target_seconds"], result["target_sent"] = reached or (None,) * 3
-    result["interface_sent"] = None if before is None or after is None else after[0] - before[0]
-    result["failed"] = failed
-    if entrant.session is not None:
-        entrant.session.detach()
-    return result
+            worker.report(Step(method, seed, step, finite(float(value.detach())), total, *trainer.bytes()))
+        if step == setting.steps:
+            total += _reconcile(trainer)
+        if step % setting.evaluate_every == 0 or step == setting.steps:
+            if worker.rank == 0:
+                test_loss, accuracy = evaluate(trainer.bare, data)
+                # A larger exponent would not fit in a float, and says no more.
+                perplexity = math.exp(min(test_loss, 690.0)) if math.isfinite(test_loss) else 1e300
+                sent = trainer.bytes()[0]
+                record = Evaluation(method, seed, step, total, sent, finite(test_loss), accuracy, perplexity)
+                tests.append(record)
+                worker.report(record)
+            outcome = _agree(tests, setting)
+    sent, received = trainer.bytes()
+    interface = trainer.interface_bytes()
+    reached = outcome == REACHED
+    run = Run(
+        method=method,
+        seed=seed,
+        steps=step,
+        seconds=total,
+        step_seconds=statistics.median(durations),
+        compute_seconds=compute,
+        sent=sent,
+        received=received,
+        target_step=step if reached else None,
+        target_seconds=total if reached else None,
+        target_sent=sent if reached else None,
+        interface_sent=None if interface is None else interface[0],
+        failed=f"diverged: the loss is not a finite number at step {step}" if outcome == DIVERGED else None,
+        **_method_costs(trainer, step, max(0.0, statistics.median(durations) - compute)),
+    )
+    if trainer.session is not None:
+        trainer.session.detach()
+    return run.scored(tests)
 
 
-def _bring_together(entrant: Entrant, watch: Watch) -> None:
-    """Replicas that may differ are averaged once more before the last look, on the clock."""
-    session = entrant.session
-    if session is not None and session.reconcile_every is not None:
-        begin = time.perf_counter()
-        session.reconcile()
-        watch.total += time.perf_counter() - begin
+def _reconcile(trainer: Trainer) -> float:
+    """Replicas that may differ are averaged before the last evaluation. Returns the seconds it took."""
+    begin = time.perf_counter()
+    if trainer.session is not None and trainer.session.reconcile_every is not None:
+        trainer.session.reconcile()
+    return time.perf_counter() - begin
 
 
-def _look(worker: Worker, entrant: Entrant, data: Dataset, task: Task, step: int, watch: Watch) -> str | None:
-    """Rank 0 looks at the test data and tells the others whether to go on; the clock stands still."""
-    verdict = torch.zeros(1, dtype=torch.uint8)
-    if worker.rank == 0:
-        test_loss, accuracy = evaluate(entrant.bare, data)
-        # More would not fit in JSON, and says no more.
-        perplexity = math.exp(min(test_loss, 700.0)) if math.isfinite(test_loss) else math.inf
-        sent = entrant.bytes()[0]
-        worker.report(
-            Evaluation(
-                task.method, task.seed, step, watch.total, sent, test_loss, accuracy, min(perplexity, 1e300)
-            )
-        )
-        if task.target is not None and accuracy >= task.target:
-            verdict[0] = 1
-        if not math.isfinite(test_loss):
-            verdict[0] = 2
-    dist.broadcast(verdict, 0)
-    return {0: None, 1: "reached", 2: "diverged"}[int(verdict)]
+def _agree(tests: Sequence[Evaluation], setting: Setting) -> int:
+    """Rank 0 decides by its last evaluation whether all ranks go on."""
+    outcome = torch.zeros(1, dtype=torch.uint8)
+    if tests and tests[-1].loss is None:
+        outcome[0] = DIVERGED
+    elif tests and setting.target is not None and tests[-1].accuracy >= setting.target:
+        outcome[0] = REACHED
+    dist.broadcast(outcome, 0)
+    return int(outcome)
 
 
-def _result(entrant: Entrant, watch: Watch, steps: int, compute: float) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "steps": steps,
-        "seconds": watch.total,
-        "step_seconds": statistics.median(watch.steps),
-        "compute_seconds": compute,
-    }
-    sent, received = entrant.bytes()
-    result |= {"sent": sent, "received": received}
-    session = entrant.session
+def _method_costs(trainer: Trainer, steps: int, waited: float) -> dict[str, Any]:
+    """What the meter knows per step; of PyTorch's own methods only the time beyond compute is known."""
+    session = trainer.session
     if session is None:
-        waited = max(0.0, result["step_seconds"] - compute)
-        return result | {
-            "compress_seconds": 0.0,
-            "wait_seconds": waited,
-            "rounds": 0.0,
-            "payload": 0.0,
-            "layers": {},
-        }
+        return {"wait_seconds": waited}
     total = session.meter.total
     payload = (total.payload_bytes + total.overhead_bytes) / steps
-    return result | {
+    return {
         "compress_seconds": session.meter.work_seconds / steps,
         "wait_seconds": session.meter.network_seconds / steps,
         "rounds": total.operations / steps,
@@ -162,11 +151,29 @@ def _result(entrant: Entrant, watch: Watch, steps: int, compute: float) -> dict[
     }
 
 
-def calibrate(model: nn.Module, data: Dataset, task: Task) -> float:
-    """Seconds of a step that nobody communicates in, measured while all workers are at it."""
+def payload_by_parameter(engine: Engine, payload: float) -> dict[str, float]:
+    """A step's measured payload, shared out by what the method promises for each parameter alone.
+
+    If a payload depends on the data, shares go by the number of entries. A parameter that periodic averaging
+    cuts in pieces gets the sum of theirs.
+    """
+    layouts = {name: engine.layout([name], torch.device("cpu")) for name in engine.parameters}
+    promised = {name: engine.payload_bytes([layout]) for name, layout in layouts.items()}
+    if None in promised.values():
+        promised = {name: layout.numel for name, layout in layouts.items()}
+    shares: dict[str, float] = {}
+    for name, share in promised.items():
+        parameter = name.partition("[")[0]
+        shares[parameter] = shares.get(parameter, 0.0) + (share or 0)
+    total = sum(shares.values())
+    return {name: payload * share / total for name, share in shares.items()} if total else {}
+
+
+def calibrate(model: nn.Module, data: Dataset, setting: Setting) -> float:
+    """Seconds of a step without communication, measured while all workers compute."""
     alone = copy.deepcopy(model)
-    optimizer = _optimizer(alone, task)
-    inputs, targets = data.batch(torch.arange(task.batch) % len(data.inputs))
+    optimizer = _optimizer(alone, setting)
+    inputs, targets = data.batch(torch.arange(setting.batch) % len(data.inputs))
     seconds: list[float] = []
     dist.barrier()
     for _ in range(CALIBRATION_STEPS + 2):
@@ -179,40 +186,30 @@ def calibrate(model: nn.Module, data: Dataset, task: Task) -> float:
     return statistics.median(seconds[2:])
 
 
-def _optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
-    # Without momentum: some methods bring their own, and what others hold back comes in bursts.
-    if task.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=task.learning_rate)
-    return torch.optim.SGD(model.parameters(), lr=task.learning_rate)
+def _optimizer(model: nn.Module, setting: Setting) -> torch.optim.Optimizer:
+    # Without momentum: some methods have their own, and residuals of others arrive in bursts.
+    if setting.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
+    return torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
 
 
-def enter(model: nn.Module, task: Task) -> Entrant:
+def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
     """Wrap the model for one method: thinwire's, or PyTorch's own."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    optimizer = _optimizer(model, setting)
+    session = None
+    # PyTorch's PowerSGD hook fails on gloo with two buckets or more.
+    wrapped = DistributedDataParallel(
+        model, bucket_cap_mb=ONE_BUCKET_MB if method == "pytorch-powersgd" else None
+    )
+    if method not in PYTORCH:
+        session = attach(wrapped, method, optimizer=optimizer)
+        throttle(session, setting.link)
+    elif method != "pytorch":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    from thinwire.hosts.attach import attach
-    from thinwire.net.link import throttle
-
-    if task.method in PYTORCH:
-        # PyTorch's PowerSGD hook fails on gloo with two buckets or more.
-        bucket = ONE_BUCKET_MB if task.method == "pytorch-powersgd" else None
-        wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket)
-        if task.method == "pytorch-fp16":
+        if method == "pytorch-fp16":
             wrapped.register_comm_hook(None, cast(Any, default_hooks).fp16_compress_hook)
-        elif task.method == "pytorch-powersgd":
+        else:
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        return Entrant(wrapped, model, _optimizer(model, task), None)
-    wrapped = DistributedDataParallel(model)
-    optimizer = _optimizer(model, task)
-    session = attach(wrapped, task.method, optimizer=optimizer)
-    throttle(session, task.link)
-    return Entrant(wrapped, model, optimizer, session)
-
-
-def interface_bytes() -> tuple[int, int] | None:
-    """What the kernel has counted on this host's interface, sent and received; None outside of a lab."""
-    from thinwire.tools.lab.inside import counters
-
-    found = counters()
-    return None if found is None else (found.sent, found.received)
+    return Trainer(wrapped, model, optimizer, session, counters())

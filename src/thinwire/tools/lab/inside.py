@@ -1,15 +1,12 @@
-"""For code that runs inside a host: how to get in, and what the kernel has counted on its interface."""
+"""For code that runs inside a host: what the kernel has counted on its interface."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.tools.lab.namespaces import INTERFACE, Host, LabError
-
-_NETWORK = 0x40000000  # CLONE_NEWNET
+from thinwire.tools.lab.namespaces import INTERFACE
 
 
 class Counters(NamedTuple):
@@ -17,24 +14,6 @@ class Counters(NamedTuple):
 
     sent: int
     received: int
-
-
-def enter(host: Host) -> None:
-    """Move the calling thread, and those it starts from now on, into the host. There is no way back.
-
-    To be called before a process group is made.
-    """
-    try:
-        handle = os.open(f"/run/netns/{host.name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise LabError(f"host {host.name} is not there: {error.strerror}") from error
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(handle, _NETWORK):
-            raise LabError(f"cannot enter host {host.name}: {os.strerror(ctypes.get_errno())}")
-    finally:
-        os.close(handle)
-    os.environ.update(host.environment())
 
 
 def counters(interface: str = INTERFACE) -> Counters | None:

@@ -28,7 +28,7 @@ def run(
         hosts: one process each; rank 0 is on the first.
         command: a program and its arguments.
         show: called with a rank and a line of its output, standard output and errors alike.
-        port: on the first host, where ranks meet.
+        port: of the first host, where ranks connect.
 
     Returns:
         0, or the exit code of the first that failed (128 and the signal's number if a signal ended it).
@@ -39,7 +39,7 @@ def run(
     try:
         for rank, host in enumerate(hosts):
             processes.append(_start(host, command, _environment(rank, hosts, port)))
-        # Threads begin when all processes have: what runs between fork and exec must not meet any.
+        # Threads begin when all processes have: code between fork and exec must not run beside any.
         for rank, process in enumerate(processes):
             readers.append(threading.Thread(target=_read, args=(rank, process, lines), daemon=True))
             readers[-1].start()

@@ -12,8 +12,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 from thinwire.net.link import Links
@@ -50,9 +49,6 @@ class HostState:
     sent: int
     received: int
     processes: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find() -> list[Lab]:
@@ -115,22 +111,18 @@ def state(lab: Lab) -> list[HostState]:
     """What the kernel says about each host."""
     hub = f"{PREFIX}{lab.name}-hub"
     ports = _rates(hub) if hub in lab.names else {}
-    states: list[HostState] = []
-    for number, host in enumerate(lab.hosts):
-        sent, received = _bytes(host)
-        states.append(
-            HostState(
-                number,
-                host,
-                ns.address_of(number),
-                _rates(host).get(INTERFACE),
-                ports.get(f"port{number}"),
-                sent,
-                received,
-                tuple(_processes(host)),
-            )
+    return [
+        HostState(
+            number,
+            host,
+            ns.address_of(number),
+            _rates(host).get(INTERFACE),
+            ports.get(f"port{number}"),
+            *_bytes(host),
+            tuple(_processes(host)),
         )
-    return states
+        for number, host in enumerate(lab.hosts)
+    ]
 
 
 def _rates(namespace: str) -> dict[str, int]:

@@ -1,18 +1,19 @@
 """Several "hosts" on one machine: Linux network namespaces joined through a bridge.
 
-Every host has a kernel interface of its own, with counters that count what really goes over it and, if
-wanted, a token bucket that makes it slow. The bridge lives in a namespace too, so the machine's own network
+Every host has a kernel interface of its own, with counters of what really goes over it and, on request, a
+token bucket that makes it slow. The bridge lives in a namespace too, so the machine's own network
 is not touched, and all is gone when the context ends. Needs root and iproute2's `ip` (and `tc`) command.
 
     with network(2, rate="100mbit") as hosts:
         hosts[0].start([sys.executable, "train.py"])
 
-Names say who made a namespace, so that leftovers can be told from everything else (see `labs.py`):
+Names say who made a namespace, so that leftovers can be recognised (see `labs.py`):
 "thinwire-p<process>.<its start>-<number>-h0" belongs to a process, "thinwire-<name>-h0" to `thinwire lab up`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import os
@@ -32,6 +33,7 @@ INTERFACE = "eth0"
 MOST_HOSTS = 250
 SMALLEST_BURST = 16 * 1024
 BURST_SECONDS = 0.001
+_NETWORK = 0x40000000  # CLONE_NEWNET
 _numbers = itertools.count()
 
 
@@ -62,13 +64,23 @@ class Host:
         return process
 
     def enter(self) -> None:
-        """Move the calling process into the namespace, for good."""
-        from thinwire.tools.lab.inside import enter
+        """Move the calling thread, and those it starts from now on, into the host. There is no way back.
 
-        enter(self)
+        To be called before a process group is made.
+        """
+        try:
+            handle = os.open(f"/run/netns/{self.name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise LabError(f"host {self.name} is not there: {error.strerror}") from error
+        try:
+            if ctypes.CDLL(None, use_errno=True).setns(handle, _NETWORK):
+                raise LabError(f"cannot enter host {self.name}: {os.strerror(ctypes.get_errno())}")
+        finally:
+            os.close(handle)
+        os.environ.update(self.environment())
 
     def environment(self) -> dict[str, str]:
-        """What a process inside must be told."""
+        """The variables that a process inside needs."""
         return {"GLOO_SOCKET_IFNAME": self.interface, "THINWIRE_HOST": self.name}
 
 

@@ -1,7 +1,6 @@
 """Reports of comparisons: one HTML file that opens without a network, or a picture.
 
-Records go in (`thinwire.tools.compare.records`), nothing else. `page` is the part that writes self-contained
-pages with Plotly plots and tables; others may use it, too.
+Records go in (`thinwire.tools.compare.records`), nothing else. `figures` writes pages of other plots.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What pictures in SVG are made of: scales with ticks, text, lines and markers."""
+"""Line charts as SVG, for pages without scripts: a white card with axes, lines and a legend."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from thinwire.tools.report.page import FONT, shape
-from thinwire.tools.report.palette import GRID, INK, Style
+from thinwire.tools.report import page
+from thinwire.tools.report.palette import Style
 
 
 @dataclass(frozen=True)
@@ -31,46 +31,49 @@ class Scale:
         return decades(self.first, self.last) if self.logarithmic else even(self.first, self.last)
 
 
-def card(width: int, height: int, title: str, description: str, body: Sequence[str]) -> str:
-    """A whole picture on a white card."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" '
-        f'font-family="{html.escape(FONT)}" role="img"><title>{html.escape(title)}</title>'
-        f"<desc>{html.escape(description)}</desc>"
-        f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10" fill="#fff" '
-        f'stroke="{GRID}"/>{"".join(body)}</svg>\n'
-    )
+class Series(NamedTuple):
+    """One line. Markers stand at all places or at the last one; a cross marks where a failed run ended."""
+
+    places: Sequence[tuple[float, float]]
+    style: Style
+    lined: bool = True
+    marks: Literal["all", "last", "cross"] = "last"
 
 
-def line(places: Sequence[tuple[float, float]], style: Style) -> str:
-    """A line through these places."""
-    way = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
-    look = f'fill="none" stroke="{style.colour}" stroke-width="2.2" stroke-linejoin="round"{dashes(style)}'
-    return f'<path d="{way}" {look}/>'
+class Entry(NamedTuple):
+    """One line of the legend; `value` and `note` are flush right at the edge of the card."""
+
+    x: float
+    y: float
+    name: str
+    style: Style
+    lined: bool = True
+    value: str = ""
+    note: str = ""
 
 
-def marker(place: tuple[float, float], style: Style, size: float) -> str:
-    return f'<path d="{shape(style.marker, *place, size)}" fill="{style.colour}" stroke="#fff"/>'
+@dataclass(frozen=True)
+class Chart:
+    """A whole picture. `box` is left, top, right and bottom of the plot."""
 
+    width: int
+    height: int
+    title: str
+    subtitle: str
+    description: str
+    box: tuple[int, int, int, int]
+    x: Scale
+    y: Scale
+    x_title: str
+    y_title: str
+    series: Sequence[Series]
+    legend: Sequence[Entry]
+    legend_title: str = ""
+    target: float | None = None
+    y_label: Callable[[float], str] = "{:g}".format
 
-def key(x: float, y: float, style: Style, *, lined: bool = True) -> str:
-    """A piece of line with its marker, for a legend; the marker alone, where there are no lines."""
-    stroke = f'<path d="M{x} {y}h34" stroke="{style.colour}" stroke-width="2.2"{dashes(style)}/>'
-    return (stroke if lined else "") + marker((x + 17, y), style, 5)
-
-
-def dashes(style: Style) -> str:
-    return "" if style.dash == "solid" else f' stroke-dasharray="{style.dash.replace("px", "")}"'
-
-
-def text(
-    x: float, y: float, words: str, *, size: int, anchor: str = "start", weight: int = 400, fill: str = INK
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
-        f'fill="{fill}">{html.escape(words)}</text>'
-    )
+    def svg(self) -> str:
+        return page.render("chart.svg.j2", chart=self)
 
 
 def decades(first: float, last: float) -> list[float]:

@@ -1,13 +1,12 @@
-"""Step times on other links and among other numbers of workers, from `thinwire.predict` and the records.
+"""Step times on other links and with other numbers of workers, from `thinwire.predict` and the records.
 
 Operations and bytes come from the method's own code; its work is scaled so that it takes as long as in the
-recorded runs; compute time is the recorded one. So a report made on another machine still speaks of the
+recorded runs; compute time is the recorded one. So a report made on another machine still describes the
 machines that were compared.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,15 +20,15 @@ BANDWIDTHS = tuple(10e6 / 8 * 10 ** (number / 8) for number in range(4 * 8 + 1))
 """10 Mbit/s to 100 Gbit/s, in bytes."""
 WORKERS = (2, 4, 8, 16, 64, 256, 1024)
 UNLIMITED = 125e6
-"""Bytes a second of the link in the plot of worker counts where the runs had none: 1 Gbit/s."""
+"""Bytes per second of the link in the plot of worker counts if the runs had none: 1 Gbit/s."""
 STAND_INS = {"pytorch": "dense", "pytorch-fp16": "fp16"}
-"""PyTorch's own, predicted as the method of ours that moves the same bytes."""
+"""PyTorch's own methods, predicted as the method of thinwire that moves the same bytes."""
 REPEATS = 1
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one method: seconds a step by `BANDWIDTHS`, and by `WORKERS` on `link_of(setting)`."""
+    """Of one method: seconds per step by `BANDWIDTHS`, and by `WORKERS` on `link_of(setting)`."""
 
     method: str
     by_bandwidth: tuple[float, ...]
@@ -56,7 +55,7 @@ def _latency(setting: Setting) -> float:
 
 
 def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
-    """Predict every method that can be predicted; the first one is what break-even is measured against."""
+    """Predict every method that can be predicted; break-even is against the first one."""
     setting = records.setting
     found: dict[str, dict[int, Profile]] = {}
     missing: dict[str, str] = {}
@@ -69,14 +68,13 @@ def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
     baseline = found.get(summaries[0].method) if summaries else None
     if baseline is None:
         return Forecast((), missing)
-    predictions = tuple(_prediction(method, own, baseline, setting) for method, own in found.items())
+    predictions = tuple(_prediction(method, own, baseline, records) for method, own in found.items())
     return Forecast(predictions, missing)
 
 
 def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
-    shapes = {name: tuple(shape) for name, shape in setting.layers}
     method = STAND_INS.get(one.method, one.method)
-    found = profiles(method, shapes, sorted({setting.workers, *WORKERS}), repeats=REPEATS)
+    found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}), repeats=REPEATS)
     played = found[setting.workers].compression_seconds
     if one.compress_seconds is None or played <= 0 or one.compress_seconds.mean <= 0:
         return found
@@ -96,20 +94,19 @@ def scaled(own: Profile, factor: float) -> Profile:
 
 
 def _prediction(
-    method: str, own: dict[int, Profile], baseline: dict[int, Profile], setting: Setting
+    method: str, own: dict[int, Profile], baseline: dict[int, Profile], records: Records
 ) -> Prediction:
+    setting, compute = records.setting, records.compute
     here, latency = own[setting.workers], _latency(setting)
 
     def seconds(bandwidth: float) -> float:
-        return here.step_seconds(Link(latency, bandwidth), setting.compute)
+        return here.step_seconds(Link(latency, bandwidth), compute)
 
     link = link_of(setting)
     return Prediction(
         method,
         tuple(seconds(bandwidth) for bandwidth in BANDWIDTHS),
-        tuple(own[count].step_seconds(link, setting.compute) for count in WORKERS),
-        break_even_of(here, baseline[setting.workers], setting.compute, latency=latency),
-        None
-        if setting.bandwidth is None or not math.isfinite(setting.bandwidth)
-        else seconds(setting.bandwidth),
+        tuple(own[count].step_seconds(link, compute) for count in WORKERS),
+        break_even_of(here, baseline[setting.workers], compute, latency=latency),
+        None if setting.bandwidth is None else seconds(setting.bandwidth),
     )

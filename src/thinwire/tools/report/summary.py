@@ -1,10 +1,11 @@
-"""What the records say, method by method: means and ranges over the seeds, and who won."""
+"""The records by method: means and ranges over the seeds, and the winner."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from thinwire.tools.compare.records import Records, Run, Setting
 
@@ -12,10 +13,23 @@ from thinwire.tools.compare.records import Records, Run, Setting
 AS_GOOD_POINTS = 0.01
 AS_GOOD_PERPLEXITY = 1.02
 
+_ENDED = (
+    "steps",
+    "seconds",
+    "step_seconds",
+    "compute_seconds",
+    "compress_seconds",
+    "wait_seconds",
+    "target_step",
+    "target_seconds",
+    "interface_sent",
+)
+_COUNTED = ("sent", "received", "target_sent")
+_METERED = ("rounds", "payload")
 
-@dataclass(frozen=True)
-class Spread:
-    """A figure over several seeds."""
+
+class Spread(msgspec.Struct, frozen=True):
+    """A value over several seeds."""
 
     mean: float
     low: float
@@ -23,7 +37,7 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float | None]) -> Spread | None:
-        """None where any of the values is missing, or there are none."""
+        """None if any of the values is missing, or there are none."""
         found = list(values)
         known = [value for value in found if value is not None]
         if not known or len(known) < len(found):
@@ -31,14 +45,14 @@ class Spread:
         return Spread(statistics.fmean(known), min(known), max(known))
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One method. Figures are of the runs that ended; None where there is nothing to say."""
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One method. Values are those of the runs that ended, named as in `Run`; None where there is none."""
 
     method: str
     seeds: int
-    failures: tuple[Run, ...]
+    failures: list[Run]
     measure: Spread | None
+    """Accuracy or perplexity."""
     steps: Spread | None
     seconds: Spread | None
     step_seconds: Spread | None
@@ -63,59 +77,39 @@ class Summary:
 
     @property
     def mean_step(self) -> float | None:
-        """Seconds; the median says nothing of a method that does not talk in every step."""
+        """Seconds; the median says nothing about a method that does not communicate in every step."""
         return None if self.seconds is None or self.steps is None else self.seconds.mean / self.steps.mean
 
 
-def measured(run: Run, setting: Setting) -> float:
-    return run.perplexity if setting.measure == "perplexity" else run.accuracy
-
-
 def summarise(records: Records) -> list[Summary]:
-    """In the order of the records: the first is what the others are measured against."""
+    """In the order of the records: the first is the baseline."""
     return [_summary(method, records.runs_of(method), records.setting) for method in records.methods]
 
 
 def _summary(method: str, runs: Sequence[Run], setting: Setting) -> Summary:
-    good = [run for run in runs if run.failed is None]
-    # What does not go through thinwire is counted by the interface only, and not at all where there is none.
-    counted = [run for run in good if run.sent > 0 or setting.workers == 1]
-    metered = [run for run in good if run.payload > 0]
-
-    def over(pick: Callable[[Run], float | None], among: Sequence[Run] = good) -> Spread | None:
-        return Spread.of(pick(run) for run in among)
-
+    ended = [run for run in runs if run.failed is None]
+    # PyTorch's own methods are counted by the interface only, and not at all outside of a lab.
+    counted = [run for run in ended if run.sent > 0 or setting.workers == 1]
+    metered = [run for run in ended if run.payload > 0]
+    spreads = {
+        name: Spread.of(getattr(run, name) for run in among)
+        for names, among in ((_ENDED, ended), (_COUNTED, counted), (_METERED, metered))
+        for name in names
+    }
+    names = dict.fromkeys(name for run in ended for name in run.layers)
     return Summary(
-        method,
-        len(runs),
-        tuple(run for run in runs if run.failed is not None),
-        over(lambda run: measured(run, setting)),
-        over(lambda run: run.steps),
-        over(lambda run: run.seconds),
-        over(lambda run: run.step_seconds),
-        over(lambda run: run.compute_seconds),
-        over(lambda run: run.compress_seconds),
-        over(lambda run: run.wait_seconds),
-        over(lambda run: run.sent, counted),
-        over(lambda run: run.received, counted),
-        over(lambda run: run.rounds, metered),
-        over(lambda run: run.payload, metered),
-        over(lambda run: run.target_step),
-        over(lambda run: run.target_seconds),
-        over(lambda run: run.target_sent, counted),
-        sum(run.target_step is not None for run in good),
-        _mean_layers(good),
-        over(lambda run: run.interface_sent),
+        method=method,
+        seeds=len(runs),
+        failures=[run for run in runs if run.failed is not None],
+        measure=Spread.of(getattr(run, setting.measure) for run in ended),
+        reached=sum(run.target_step is not None for run in ended),
+        layers={name: statistics.fmean(run.layers.get(name, 0.0) for run in ended) for name in names},
+        **spreads,
     )
 
 
-def _mean_layers(runs: Sequence[Run]) -> dict[str, float]:
-    names = dict.fromkeys(name for run in runs for name in run.layers)
-    return {name: statistics.fmean(run.layers.get(name, 0.0) for run in runs) for name in names}
-
-
 def speed_up(one: Summary, baseline: Summary, setting: Setting) -> float | None:
-    """How many times sooner than the baseline: to the target where there is one, over all steps otherwise."""
+    """How many times sooner than the baseline: to the target if there is one, over all steps otherwise."""
     mine, base = duration(one, setting), duration(baseline, setting)
     return None if mine is None or base is None or mine.mean <= 0 else base.mean / mine.mean
 
@@ -132,22 +126,19 @@ def traffic(one: Summary, setting: Setting) -> Spread | None:
 
 def winner(summaries: Sequence[Summary], setting: Setting) -> Summary | None:
     """The fastest that counts: with every seed at the target; without one, about as good as the baseline."""
-    able = [one for one in summaries if not one.failures and duration(one, setting) is not None]
-    if setting.target is None:
-        base = next((one.measure for one in summaries), None)
-        if base is None:
-            return None
-        able = [one for one in able if one.measure is not None and _as_good(one.measure, base, setting)]
-    return min(able, key=lambda one: _seconds(one, setting), default=None)
+    able: list[tuple[float, Summary]] = []
+    for one in summaries:
+        time = duration(one, setting)
+        if time is not None and not one.failures and _as_good(one.measure, summaries[0].measure, setting):
+            able.append((time.mean, one))
+    return min(able, key=lambda each: each[0], default=(0.0, None))[1]
 
 
-def _seconds(one: Summary, setting: Setting) -> float:
-    found = duration(one, setting)
-    assert found is not None
-    return found.mean
-
-
-def _as_good(own: Spread, base: Spread, setting: Setting) -> bool:
+def _as_good(own: Spread | None, base: Spread | None, setting: Setting) -> bool:
+    if setting.target is not None:
+        return True
+    if own is None or base is None:
+        return False
     if setting.measure == "perplexity":
         return own.mean <= base.mean * AS_GOOD_PERPLEXITY
     return own.mean >= base.mean - AS_GOOD_POINTS

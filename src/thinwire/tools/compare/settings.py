@@ -1,0 +1,157 @@
+"""What a comparison is to do, checked before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from thinwire.errors import ConfigError
+from thinwire.methods.registry import parse
+from thinwire.net import link as links
+from thinwire.tools.compare.records import Setting
+from thinwire.tools.workloads import build, load
+from thinwire.version import __version__
+
+Optimizer = Literal["sgd", "adam"]
+
+# PyTorch's own methods. Only a lab can slow these down: they do not go through thinwire's channel.
+PYTORCH = ("pytorch", "pytorch-fp16", "pytorch-powersgd")
+
+METHODS = (
+    "dense",
+    "fp16",
+    "qsgd(bits=4)",
+    "topk(ratio=0.01)",
+    "powersgd(rank=2)",
+    "pqasgd(every=8, bits=4)",
+)
+"""Compared unless the user names others: one of each kind."""
+
+EVALUATIONS = 20
+"""Of a run, unless the user sets an interval."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a user asks for; None means the default of the model.
+
+    Args:
+        methods: full method strings, the baseline first (see `resolve_methods`).
+        workers: local worker processes.
+        link: how they are joined, see `thinwire.net.link`.
+        model: one of `workloads.MODELS`.
+        data: a dataset, see `workloads.load`.
+        hidden: widths of the hidden layers of `mlp`.
+        steps: of training; or `epochs` over the training data.
+        target: stop at this test accuracy, a number between 0 and 1.
+        evaluate_every: steps between two evaluations.
+        seeds: runs of every method, each with its own weights and batches.
+        command: what the report shows as the command that made it.
+    """
+
+    methods: Sequence[str]
+    workers: int = 4
+    link: str = "100mbit"
+    model: str = "mlp"
+    data: str = "digits"
+    hidden: tuple[int, ...] = ()
+    steps: int | None = None
+    epochs: float | None = None
+    target: float | None = None
+    evaluate_every: int | None = None
+    batch: int | None = None
+    learning_rate: float | None = None
+    optimizer: Optimizer | None = None
+    seeds: int = 1
+    command: str = "thinwire.compare"
+
+
+class Recipe(NamedTuple):
+    """Settings with which a model learns."""
+
+    batch: int
+    learning_rate: float
+    optimizer: Optimizer
+    steps: int
+
+
+RECIPES = {
+    "mlp": Recipe(32, 0.1, "sgd", 300),
+    "cnn": Recipe(32, 0.1, "sgd", 300),
+    "resnet20": Recipe(32, 0.1, "sgd", 300),
+    "lstm": Recipe(16, 0.004, "adam", 300),
+    "transformer": Recipe(16, 0.002, "adam", 300),
+}
+
+
+def prepare(asked: Comparison) -> Setting:
+    """Check everything that can be wrong and fill in the defaults."""
+    data = load(asked.data)
+    model = build(asked.model, data, 0, asked.hidden)
+    recipe = RECIPES[asked.model]
+    batch = asked.batch or recipe.batch
+    steps = asked.steps or recipe.steps
+    if asked.epochs is not None:
+        if asked.steps is not None:
+            raise ConfigError("give steps or epochs, not both")
+        steps = max(1, round(asked.epochs * len(data.inputs) / (batch * asked.workers)))
+    if asked.target is not None and not 0 < asked.target < 1:
+        raise ConfigError(f"the target accuracy is a number between 0 and 1, not {asked.target}")
+    link = links.parse(asked.link)
+    unmetered = [method for method in asked.methods if method in PYTORCH]
+    if unmetered and not link.lab:
+        raise ConfigError(
+            f"{unmetered[0]} does not go through thinwire's channel, so only a real link slows it down: "
+            "use --link lab:RATE (needs root), or leave it out"
+        )
+    return Setting(
+        command=asked.command,
+        thinwire=__version__,
+        model=asked.model,
+        hidden=asked.hidden,
+        data=asked.data,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
+        workers=asked.workers,
+        link=asked.link,
+        bandwidth=None if link.unlimited else link.link.bandwidth,
+        latency=link.link.latency,
+        batch=batch,
+        learning_rate=asked.learning_rate or recipe.learning_rate,
+        optimizer=asked.optimizer or recipe.optimizer,
+        steps=steps,
+        evaluate_every=asked.evaluate_every or max(1, steps // EVALUATIONS),
+        seeds=asked.seeds,
+        measure="accuracy" if data.kind == "images" else "perplexity",
+        target=asked.target,
+    )
+
+
+def resolve_methods(chosen: Sequence[str]) -> list[str]:
+    """Full method strings, each one once: the baseline (`dense` or PyTorch's own DDP) comes first.
+
+    Every entry may hold several methods with commas between them.
+    """
+    texts = [part for text in chosen for part in split(text)] or list(METHODS)
+    full = [text if text in PYTORCH else str(parse(text)) for text in texts]
+    baseline = "pytorch" if "pytorch" in full else "dense"
+    return list(dict.fromkeys([baseline, *full]))
+
+
+def split(text: str) -> list[str]:
+    """Cut at the commas that are not inside parentheses or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for symbol in text:
+        if quote:
+            quote = "" if symbol == quote else quote
+        elif symbol in "'\"":
+            quote = symbol
+        elif symbol == "," and depth == 0:
+            parts.append("")
+            continue
+        depth += (symbol in "([{") - (symbol in ")]}") if not quote else 0
+        parts[-1] += symbol
+    if depth or quote:
+        raise ConfigError(f"{text!r} is not a method: a parenthesis or a quote is not closed")
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,48 @@
+"""The table at the end of a comparison, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.tools import units
+from thinwire.tools.compare.records import Records, Setting
+from thinwire.tools.report.summary import Spread, Summary, speed_up, summarise
+from thinwire.tools.report.words import measure_text
+
+
+def header(setting: Setting) -> tuple[str, ...]:
+    target = () if setting.target is None else ("steps to target", "time to target")
+    costs = ("sent", "received", "rounds", "compute", "compress", "wait", "step", "speed-up")
+    return ("method", setting.measure, *target, *costs)
+
+
+def rows(records: Records) -> list[tuple[str, ...]]:
+    """Means over the seeds; bytes and times are per step and worker."""
+    summaries = summarise(records)
+    return [_cells(one, summaries[0], records.setting) for one in summaries]
+
+
+def _cells(one: Summary, base: Summary, setting: Setting) -> tuple[str, ...]:
+    steps = one.steps.mean if one.steps is not None else 1.0
+    gain = speed_up(one, base, setting)
+
+    def show(value: Spread | None, write: Callable[[float], str] = units.seconds) -> str:
+        return "-" if value is None else write(value.mean)
+
+    def per_step(count: float) -> str:
+        return units.data(count / max(steps, 1.0))
+
+    target = () if setting.target is None else (show(one.target_step, units.whole), show(one.target_seconds))
+    return (
+        f"{one.method} (failed)" if one.failures else one.method,
+        show(one.measure, lambda value: measure_text(value, setting)),
+        *target,
+        show(one.sent, per_step),
+        show(one.received, per_step),
+        show(one.rounds, "{:.2g}".format),
+        show(one.compute_seconds),
+        show(one.compress_seconds),
+        show(one.wait_seconds),
+        show(one.step_seconds),
+        "-" if gain is None else f"{gain:.2f} x",
+    )

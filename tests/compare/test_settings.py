@@ -1,0 +1,55 @@
+"""What is asked for is checked before a process starts."""
+
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods, split
+
+
+def test_split_leaves_commas_inside_parentheses_and_quotes() -> None:
+    text = "topk(ratio=0.01, scope='model'), qsgd(bits=4),"
+    text += "periodic(every=8, exchange=topk(ratio=0.1, warmup=3))"
+    assert split(text) == [
+        "topk(ratio=0.01, scope='model')",
+        "qsgd(bits=4)",
+        "periodic(every=8, exchange=topk(ratio=0.1, warmup=3))",
+    ]
+
+
+@pytest.mark.parametrize("text", ["topk(ratio=0.1", "topk(ratio=0.1))", "route(default='topk)"])
+def test_what_is_not_closed_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        resolve_methods([text])
+
+
+def test_the_baseline_comes_first_and_nothing_twice() -> None:
+    assert resolve_methods(["fp16,dense", "fp16"]) == ["dense", "fp16"]
+    assert resolve_methods(["fp16", "pytorch"]) == ["pytorch", "fp16"]
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ConfigError, match="toppk"):
+        resolve_methods(["toppk(ratio=0.1)"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": "imagenet"}, "digits, mnist:DIR"),
+        ({"model": "lstm"}, "learns text"),
+        ({"model": "vgg"}, "models are"),
+        ({"link": "fast"}, "fast"),
+        ({"target": 97.0}, "between 0 and 1"),
+        ({"steps": 5, "epochs": 1.0}, "not both"),
+        ({"methods": ["pytorch"]}, "lab:RATE"),
+    ],
+)
+def test_usage_errors_are_raised_before_anything_starts(changes: dict[str, object], words: str) -> None:
+    asked = Comparison(**{"methods": ["dense"], **changes})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        prepare(asked)
+
+
+def test_epochs_become_steps() -> None:
+    setting = prepare(Comparison(methods=["dense"], epochs=2.0, batch=16, workers=2))
+    assert setting.steps == round(2 * 1437 / 32)

@@ -1,0 +1,209 @@
+"""Rounds: what several exchanges ask for together travels together, over the cheapest transport."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core import Channel, Exchange, Traits
+from thinwire.core.channel import together
+from thinwire.drivers import Lockstep
+from thinwire.net import costs, frames
+from thinwire.net.costs import Link
+from thinwire.net.rank_info import RankInfo
+
+
+def run_all(
+    size: int, make, driver: Lockstep | None = None, link: Link | None = None
+) -> tuple[list, Lockstep]:
+    """Run `make(channel, results)` tasks on every rank in lock-step; returns each rank's results."""
+    driver = driver or Lockstep(size)
+    results: list[list] = [[] for _ in range(size)]
+    programs = []
+    for rank_info in driver.rank_infos:
+        channel = Channel(rank_info, step=0, seed=0, key="x", device=torch.device("cpu"))
+        tasks = make(channel, results[rank_info.rank])
+        programs.append(together(tasks, rank_info, step=0, mark=1, link=link or Link()))
+    driver.run(programs)
+    return results, driver
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3], [0, 5, 1], [1, 1, 4000], [0, 0, 0], [100000, 1, 1]])
+def test_ragged_gather(lengths: list[int]) -> None:
+    def make(ch: Channel, results: list):
+        async def task() -> None:
+            mine = torch.full((lengths[ch.rank],), float(ch.rank))
+            results.append(await ch.gather([mine, mine.to(torch.uint8)], ragged=True))
+
+        return [task()]
+
+    results, _ = run_all(3, make)
+    for (got,) in results:
+        for rank, (floats, small) in enumerate(got):
+            assert torch.equal(floats, torch.full((lengths[rank],), float(rank)))
+            assert torch.equal(small, floats.to(torch.uint8))
+
+
+def test_each_transport_of_the_ragged_gather_is_used_and_saves_bytes() -> None:
+    even = [1000] * 4
+    one_long = [1_000_000, 16, 16, 16]
+    mixed = [50_000, 30_000, 40_000, 20_000]
+    assert costs.cheapest_ragged_gather(even, Link()) == "padded"
+    assert costs.cheapest_ragged_gather(one_long, Link()) == "broadcast"
+    assert costs.cheapest_ragged_gather(mixed, Link()) == "direct"
+
+    def make(ch: Channel, results: list):
+        async def task() -> None:
+            results.append(await ch.gather([torch.zeros(mixed[ch.rank], dtype=torch.uint8)], ragged=True))
+
+        return [task()]
+
+    _, driver = run_all(4, make)
+    padded = 3 * (max(mixed) + frames.HEADER_BYTES)
+    assert sum(meter.sent_bytes for meter in driver.meters) < 0.75 * 4 * padded
+
+
+@given(st.lists(st.integers(16, 10**7), min_size=2, max_size=64))
+def test_the_chosen_transport_is_never_far_from_the_best(sizes: list[int]) -> None:
+    link = Link()
+    depth, n = costs.tree_depth(len(sizes)), len(sizes)
+    seconds = {
+        "padded": link.seconds(n - 1, (n - 1) * max(sizes)),
+        "direct": link.seconds(n - 1, (n - 1) * max(sizes)),
+        "broadcast": link.seconds(n * depth, depth * sum(sizes)),
+    }
+    assert seconds[costs.cheapest_ragged_gather(sizes, link)] <= min(seconds.values()) * 1.0001
+
+
+def test_one_payload_a_round_for_many_tensors() -> None:
+    def make(ch: Channel, results: list):
+        async def gathers(n: int) -> None:
+            results.append(await ch.gather([torch.full((n,), ch.rank, dtype=torch.int32)]))
+
+        async def means() -> None:
+            results.append(await ch.mean(torch.tensor([float(ch.rank)])))
+
+        return [gathers(3), means(), gathers(5), means()]
+
+    results, driver = run_all(3, make)
+    for meter in driver.meters:
+        assert meter.rounds == 1, "small means ride inside the gather"
+    for got in results:
+        assert len(got) == 4
+        assert [answer.item() for answer in got if isinstance(answer, torch.Tensor)] == [1.0, 1.0]
+
+
+def test_large_means_do_not_ride_in_gathers() -> None:
+    def make(ch: Channel, results: list):
+        async def gathers() -> None:
+            await ch.gather([torch.zeros(3)])
+
+        async def means() -> None:
+            results.append(await ch.mean(torch.full((100_000,), float(ch.rank))))
+
+        return [gathers(), means()]
+
+    results, driver = run_all(2, make)
+    assert driver.meters[0].by_operation.keys() == {"all_reduce", "all_gather"}
+    assert torch.equal(results[0][0], torch.full((100_000,), 0.5))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_scatter(ragged: bool) -> None:
+    def make(ch: Channel, results: list):
+        async def task() -> None:
+            count = [(ch.rank + 1 if ragged else 1) * (to + 1) for to in range(ch.size)]
+            pieces = [[torch.full((n,), 10 * ch.rank + to)] for to, n in enumerate(count)]
+            results.append(await ch.scatter(pieces, ragged=ragged))
+
+        return [task()]
+
+    results, _ = run_all(4, make)
+    for rank, (got,) in enumerate(results):
+        for src, (piece,) in enumerate(got):
+            expected = (src + 1 if ragged else 1) * (rank + 1)
+            assert torch.equal(piece, torch.full((expected,), 10 * src + rank))
+
+
+def test_broadcast() -> None:
+    def make(ch: Channel, results: list):
+        async def task(src: int) -> None:
+            results.append(
+                await ch.broadcast([torch.full((4,), float(ch.rank)), torch.tensor([ch.rank])], src)
+            )
+
+        return [task(2), task(0), task(2)]
+
+    results, driver = run_all(3, make)
+    for got in results:
+        assert all(part[0].tolist() == [float(part[1])] * 4 for part in got)
+        assert sorted(int(part[1]) for part in got) == [0, 2, 2]
+    assert driver.meters[0].rounds == 2, "one broadcast per source"
+
+
+def test_a_deadlock_is_an_assertion() -> None:
+    def make(ch: Channel, results: list):
+        async def task() -> None:
+            if ch.rank == 0:
+                await ch.mean(torch.zeros(3))
+            else:
+                await ch.gather([torch.zeros(3)])
+
+        return [task()]
+
+    with pytest.raises(AssertionError, match=r"deadlock.*rank 0: all_reduce.*rank 1: all_gather"):
+        run_all(2, make)
+
+
+def test_a_rank_that_ends_early_is_a_deadlock() -> None:
+    def make(ch: Channel, results: list):
+        async def task() -> None:
+            if ch.rank == 0:
+                await ch.mean(torch.zeros(3))
+
+        return [task()]
+
+    with pytest.raises(AssertionError, match="rank 1: finished"):
+        run_all(2, make)
+
+
+def test_random_generators() -> None:
+    def channel(rank: int, step: int = 0, key: str = "w") -> Channel:
+        return Channel(RankInfo(rank, 4), step=step, seed=3, key=key, device=torch.device("cpu"))
+
+    assert channel(0).shared_seed() == channel(3).shared_seed()
+    seeds = {channel(rank).private_seed() for rank in range(4)}
+    assert len(seeds) == 4
+    others = {channel(0).shared_seed(), channel(0, step=1).shared_seed(), channel(0, key="v").shared_seed()}
+    assert len(others | seeds) == 7
+    drawn = torch.rand(3, generator=channel(1).shared_rng())
+    assert torch.equal(drawn, torch.rand(3, generator=channel(2).shared_rng()))
+
+
+@dataclass(frozen=True)
+class _TalksAfterSettling(Exchange):
+    name: ClassVar[str] = "talks"
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    async def run(self, x, out, state, ch) -> None:
+        await ch.commit(True)
+        await ch.mean(x, out)
+
+    def payload_bytes(self, layout, size) -> int:
+        return 0
+
+
+def test_an_operation_after_the_commit_is_refused_by_the_blocking_driver() -> None:
+    from thinwire.drivers import Blocking
+    from thinwire.sessions.gradient import Session
+
+    session = Session([("w", torch.zeros(3))], _TalksAfterSettling(), rank_info=RankInfo(0, 1), dense_below=0)
+    _, views = session.engine.views({"w": torch.ones(3)})
+    with pytest.raises(AssertionError, match="after its last answer"):
+        Blocking(lambda op: op).run(session.engine.program(views))

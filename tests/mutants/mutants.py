@@ -1,0 +1,206 @@
+"""The mutants: where the source is broken, how, and which tests are to notice.
+
+The tests of a mutant are kept few, so that the whole list runs in minutes; each is a test of the suite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` stands once in `file` (below src/thinwire) and becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+LAWS = "tests/laws/test_laws.py"
+
+MUTANTS = (
+    Mutant(
+        "topk drops what its code lost",
+        "methods/families/feedback.py",
+        "            self._error[where] += amount\n",
+        "            pass\n",
+        (LAWS, "-k", "test_conservation and topk and split"),
+    ),
+    Mutant(
+        "an aborted step keeps its error",
+        "methods/families/feedback.py",
+        "            self._error.copy_(self._out)\n",
+        "            pass\n",
+        (LAWS, "-k", "test_non_finite_input_leaves_no_trace and topk"),
+    ),
+    Mutant(
+        "topk never commits",
+        "methods/topk.py",
+        "if await ch.commit(mean.finite):",
+        "if await ch.commit(mean.finite) and ch.step < 0:",
+        (LAWS, "-k", "test_conservation and topk"),
+    ),
+    Mutant(
+        "powersgd swaps a sign in its error",
+        "methods/powersgd.py",
+        "alpha=-1",
+        "alpha=1",
+        (LAWS, "-k", "test_conservation and powersgd"),
+    ),
+    Mutant(
+        "powersgd forgets its factor",
+        "methods/powersgd.py",
+        "                q.copy_(Q)\n",
+        "                pass\n",
+        ("tests/methods/test_powersgd.py",),
+    ),
+    Mutant(
+        "scalecom has the same leader always",
+        "methods/scalecom.py",
+        "ch.step % ch.size",
+        "0 * ch.step",
+        ("tests/methods/test_scalecom.py",),
+    ),
+    Mutant(
+        "scalecom's filter leaves out beta",
+        "methods/scalecom.py",
+        "m.add_(x, alpha=self.beta)",
+        "m.add_(x)",
+        ("tests/methods/test_scalecom.py",),
+    ),
+    Mutant(
+        "two shots lose the second code's error",
+        "methods/families/quantised.py",
+        "lost * len(self.stretches)",
+        "lost * 0",
+        (LAWS, "-k", "test_conservation and (efsign or onebit)"),
+    ),
+    Mutant(
+        "the index code is one bit short",
+        "methods/families/indices.py",
+        "(n // k).bit_length() - 1",
+        "(n // k).bit_length() - 2",
+        (
+            "tests/docs/test_formulas.py",
+            "tests/kernels/test_kernel_indices.py",
+            LAWS,
+            "-k",
+            "topk or indices",
+        ),
+    ),
+    Mutant(
+        "momentum is not masked where dgc sends",
+        "methods/dgc.py",
+        "masked(state.m, m, c.indices)",
+        "state.m.copy_(m) if self.momentum else None",
+        ("tests/methods/test_dgc.py",),
+    ),
+    Mutant(
+        "lag skips one step too long",
+        "methods/families/lazy_rules.py",
+        "silence >= max_skip",
+        "silence > max_skip",
+        ("tests/methods/test_lag.py", "-k", "silent"),
+    ),
+    Mutant(
+        "lag's bound ignores the learning rate",
+        "methods/families/lazy_rules.py",
+        "xi / rate**2 * squared_steps",
+        "xi * squared_steps",
+        ("tests/methods/test_lag.py", "-k", "learning_rate"),
+    ),
+    Mutant(
+        "a frame is eight bytes too short",
+        "net/frames.py",
+        "return -(-count // 8) * 8",
+        "return -(-count // 8) * 8 - 8 * (count > 64)",
+        ("tests/net/test_frames.py",),
+    ),
+    Mutant(
+        "the step in a frame is not checked",
+        "net/frames.py",
+        "if its_step != step % _LIMIT:",
+        "if False:",
+        ("tests/net/test_frames.py",),
+    ),
+    Mutant(
+        "a mean is divided by one rank too many",
+        "core/channel.py",
+        "        requests = list(means.values())\n        weight = 1.0 / self.rank_info.size\n",
+        "        requests = list(means.values())\n        weight = 1.0 / (self.rank_info.size + 1)\n",
+        (LAWS, "-k", "test_exact_configuration and dense"),
+    ),
+    Mutant(
+        "every rank draws the same private numbers",
+        "core/channel.py",
+        'self._hash(f"rank {self.rank}")',
+        'self._hash("rank")',
+        ("tests/core/test_channel.py",),
+    ),
+    Mutant(
+        "numbers are drawn alike in every step",
+        "core/channel.py",
+        "{self._seed}\\n{self.step}\\n",
+        "{self._seed}\\n",
+        ("tests/core/test_channel.py", LAWS, "-k", "random or unbiased"),
+    ),
+    Mutant(
+        "the seed does not matter",
+        "core/channel.py",
+        "{self._seed}\\n{self.step}\\n",
+        "{self.step}\\n",
+        (LAWS, "-k", "test_purity"),
+    ),
+    Mutant(
+        "a step with a bad number counts",
+        "core/engine.py",
+        "if committed and self.remembers:",
+        "if self.remembers:",
+        (LAWS, "-k", "test_non_finite_input_leaves_no_trace"),
+    ),
+    Mutant(
+        "residuals do not follow the loss scale",
+        "core/state.py",
+        "            for tensor in live.state.coordinates().values():\n                tensor.mul_(factor)\n",
+        "            pass\n",
+        ("tests/core/test_states.py",),
+    ),
+    Mutant(
+        "a cycle is one step too long",
+        "averaging/clock.py",
+        "ends = offset >= steps",
+        "ends = offset > steps",
+        ("tests/averaging/test_periodic.py", "-k", "when_replicas"),
+    ),
+    Mutant(
+        "the outer step goes the wrong way",
+        "averaging/base.py",
+        "anchor.sub_(mean, alpha=self.lr)",
+        "anchor.add_(mean, alpha=self.lr)",
+        ("tests/averaging/test_periodic.py", "-k", "diloco or blend"),
+    ),
+    Mutant(
+        "an old rank's residual counts in full",
+        "sessions/checkpoint.py",
+        "_sum(checked, new_size / old_size)",
+        "_sum(checked, 1.0)",
+        ("tests/failures/test_checkpoints.py",),
+    ),
+    Mutant(
+        "a checkpoint of another step is loaded",
+        "sessions/checkpoint.py",
+        'schema.same(states, ("step", "size", "scale"))',
+        'schema.same(states, ("size", "scale"))',
+        ("tests/failures/test_checkpoints.py",),
+    ),
+    Mutant(
+        "bytes received are counted as sent",
+        "net/executor.py",
+        "cost.sent, cost.received, seconds",
+        "cost.received, cost.received, seconds",
+        ("tests/core/test_channel.py", "tests/net/test_meter.py", "tests/net/test_costs.py"),
+    ),
+)

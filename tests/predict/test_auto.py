@@ -1,0 +1,137 @@
+"""attach(model, "auto"): measures, decides once and for all ranks, and goes on with what it chose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+from tests.hosts.common import flat
+from thinwire.hosts import auto
+from thinwire.net.launch import Worker, WorkerFailedError, run_local
+
+WIDTH = 200
+# Every candidate's kernels are loaded where rank 0 plans: these do.
+FEW = ("dense", "fp16", "qsgd(bits=4)")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def start(link: str) -> tuple[DistributedDataParallel, torch.optim.Optimizer, auto.AutoSession]:
+    auto.CANDIDATES = FEW
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = thinwire.attach(model, "auto", optimizer=optimizer)
+    assert isinstance(session, auto.AutoSession)
+    session.throttle(link)
+    return model, optimizer, session
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: int) -> None:
+    rng = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH, generator=rng)).square().mean().backward()
+        optimizer.step()
+
+
+def decide(worker: Worker, link: str) -> dict[str, object]:
+    model, optimizer, session = start(link)
+    train(model, optimizer, worker.rank, auto.STEPS)
+    before = str(session.method)
+    dense_bytes = session.meter.sent_bytes
+    with torch.no_grad():
+        model(torch.zeros(1, WIDTH))  # an evaluation on the way decides nothing
+    undecided = not session.decided
+    train(model, optimizer, worker.rank, 3)
+    result = {
+        "before": before,
+        "undecided": undecided,
+        "method": str(session.method),
+        "decided": session.decided,
+        "reasons": session.reasons,
+        "kept bytes": session.meter.sent_bytes > dense_bytes > 0,
+        "steps": session.meter.steps,
+        "parameters": flat(model),
+        "link": session.link,
+    }
+    session.detach()
+    return result
+
+
+def test_a_slow_link_gets_a_method_on_all_ranks_alike() -> None:
+    ranks = run_local(decide, 2, "20mbit", timeout=150)
+    first = ranks[0]
+    assert (first["before"], first["undecided"], first["decided"]) == ("dense", True, True)
+    assert first["method"] in FEW[1:]
+    assert set(FEW) <= set(auto.CANDIDATES)
+    assert thinwire.parse(first["method"]).traits.consensus
+    assert first["kept bytes"]
+    assert first["steps"] == auto.STEPS + 3
+    assert first["link"].bandwidth == pytest.approx(20e6 / 8, rel=0.3)
+    for other in ranks[1:]:
+        assert (other["method"], other["reasons"]) == (first["method"], first["reasons"])
+        assert torch.equal(other["parameters"], first["parameters"])
+
+
+def resume(worker: Worker, folder: str) -> tuple[str, bool, bool, str]:
+    model, optimizer, session = start("20mbit")
+    train(model, optimizer, worker.rank, 2)
+    early = session.state_dict()["decided"]
+    train(model, optimizer, worker.rank, auto.STEPS)
+    chosen, weights = str(session.method), {k: v.clone() for k, v in model.state_dict().items()}
+    file = f"{folder}/rank{worker.rank}.pt"
+    torch.save(session.state_dict(), file)
+    train(model, optimizer, worker.rank, 2)
+    straight = flat(model)
+    session.detach()
+    model, optimizer, session = start("none")
+    model.load_state_dict(weights)
+    session.load_state_dict(torch.load(file, weights_only=True))
+    again = str(session.method)
+    train(model, optimizer, worker.rank, 2)
+    same = torch.equal(flat(model), straight)
+    session.detach()
+    return chosen, early, same, again
+
+
+def test_a_checkpoint_keeps_the_choice_and_a_resumed_run_does_not_ask_again(tmp_path) -> None:
+    for chosen, early, same, again in run_local(resume, 2, str(tmp_path), timeout=150):
+        assert chosen != "dense"
+        assert again == chosen
+        assert early is False
+        assert same
+
+
+def alone(worker: Worker) -> tuple[str, bool]:
+    model, optimizer, session = start("none")
+    train(model, optimizer, 0, 2)
+    session.detach()
+    return str(session.method), session.decided
+
+
+def test_one_rank_alone_stays_dense() -> None:
+    assert run_local(alone, 1, timeout=100) == [("dense", True)]
+
+
+def rank_0_fails(worker: Worker) -> None:
+    model, optimizer, _ = start("none")
+    auto.CANDIDATES = ("no_such_method",)  # type: ignore[misc]
+    train(model, optimizer, worker.rank, auto.STEPS + 1)
+
+
+def test_a_failure_of_rank_0_is_heard_by_all() -> None:
+    with pytest.raises(WorkerFailedError) as raised:
+        run_local(rank_0_fails, 2, timeout=100)
+    text = str(raised.value)
+    assert text.count("ThinwireError: auto: rank 0 could not plan: ConfigError: unknown method") == 2
+
+
+def test_a_bare_model_is_refused() -> None:
+    with pytest.raises(thinwire.ConfigError, match="takes a DistributedDataParallel model"):
+        thinwire.attach(nn.Linear(2, 2), "auto")

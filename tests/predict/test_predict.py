@@ -1,0 +1,192 @@
+"""Predictions: the operations are those of the code that trains, and the clock adds up."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from tests.laws.cohort import Cohort
+from thinwire import ConfigError, list_methods, parse, predict
+from thinwire.net import costs
+from thinwire.net.costs import Link
+from thinwire.predict import timeline
+from thinwire.predict.mirror import Job, Round
+
+SHAPES = {"first": (60, 50), "bias": (60,), "second": (40, 60), "head": (10, 40)}
+LINK = Link(latency=1e-3, bandwidth=1e6)
+
+
+def in_lockstep(method: str, size: int) -> tuple[dict[str, int], int]:
+    """Operations by kind and the most bytes a rank handed over, all ranks with the same gradients."""
+    cohort = Cohort(method, size, SHAPES, dense_below=1024)
+    rng = torch.Generator().manual_seed(0)
+    gradients = {name: torch.randn(math.prod(s), generator=rng).view(s) for name, s in SHAPES.items()}
+    for session in cohort.sessions:
+        session.engine.step = 1_000_000 - 1_000_000 % size
+    cohort.average([{name: g.clone() for name, g in gradients.items()} for _ in range(size)])
+    meters = cohort.driver.meters
+    kinds = {name: tally.operations for name, tally in meters[0].by_operation.items()}
+    return kinds, max(meter.payload_bytes + meter.overhead_bytes for meter in meters)
+
+
+# Lazy methods send what has changed since their last step, which the two runs do not share.
+STEADY = [name for name in list_methods() if not hasattr(parse(name), "upload_bits")]
+
+
+@pytest.mark.parametrize("method", STEADY)
+def test_one_rank_that_stands_for_all_sees_what_all_see(method: str) -> None:
+    for size in (2, 5):
+        played = predict.profile(method, SHAPES, size, host="average", repeats=1)
+        kinds, payload = in_lockstep(method, size)
+        rounds = [r for job in played.steps[0] for r in job.rounds]
+        assert {k: sum(r.operation == k for r in rounds) for k in kinds} == kinds
+        assert len(rounds) == sum(kinds.values())
+        handed = sum(r.payload for r in rounds)
+        # Random choices are each rank's own: their payloads differ by a few entries.
+        assert handed == pytest.approx(payload, rel=0.05 if played.data_dependent else 0.01)
+
+
+def test_bytes_of_a_thousand_workers_without_a_thousand_workers() -> None:
+    dense = predict.profile("dense", SHAPES, 1024)
+    entries = sum(math.prod(shape) for shape in SHAPES.values())
+    messages = costs.gloo_all_reduce_messages(1024, 4 * entries)
+    expected = costs.with_gloo_control(costs.all_reduce(1024, 4 * entries), messages, messages)
+    assert (dense.sent_bytes, dense.hops, dense.rounds) == (expected.sent, 2 * 1023, 1)
+
+
+def test_decoding_grows_with_the_workers_and_means_do_not() -> None:
+    shapes = {"weight": (300, 400)}
+    gathered = [predict.profile("qsgd(reduce='gather')", shapes, size) for size in (4, 64, 1024)]
+    work = [each.compression_seconds for each in gathered]
+    assert work[0] < work[1] < work[2]
+    assert gathered[2].sent_bytes == pytest.approx(gathered[1].sent_bytes * 1023 / 63, rel=0.01)
+    summed = [predict.profile("powersgd", shapes, size).compression_seconds for size in (64, 1024)]
+    assert summed[1] < 5 * summed[0]
+
+
+def test_turns_are_averaged() -> None:
+    """`alternate` sends the longer factors in one step and the shorter ones in the next."""
+    shapes = {"weight": (400, 100)}
+    both = predict.profile("powersgd(rank=2, alternate=True)", shapes, 4)
+    assert len(both.steps) == 2
+    assert both.payload_bytes == 2 * (400 + 100) * 4 / 2
+
+
+def test_the_averaging_of_replicas_counts() -> None:
+    often, seldom = (predict.profile(f"a2sgd(average_every={n})", SHAPES, 4) for n in (2, 200))
+    assert often.reconciliation is not None
+    meeting = sum(r.sent for r in often.reconciliation.rounds)
+    assert often.sent_bytes - seldom.sent_bytes == pytest.approx(meeting * (1 / 2 - 1 / 200))
+    assert often.step_seconds(LINK) > seldom.step_seconds(LINK)
+
+
+def test_a_profile_survives_json() -> None:
+    own = predict.profile("a2sgd", SHAPES, 4)
+    again = predict.Profile.from_json(json.loads(json.dumps(own.to_json())))
+    assert again == own
+    assert again.step_seconds(LINK, 0.1) == own.step_seconds(LINK, 0.1)
+
+
+def test_buckets_are_cut_as_ddp_cuts_them() -> None:
+    shapes = {"0.weight": (1024, 784), "0.bias": (1024,), "2.weight": (1024, 1024), "4.weight": (10, 1024)}
+    assert predict.ddp_buckets(shapes) == [["4.weight", "2.weight"], ["0.bias", "0.weight"]]
+    assert predict.ddp_buckets({"all": (5,)}) == [["all"]]
+
+
+# -- the clock -----------------------------------------------------------------------------------------
+
+FREE = Link(latency=0.0, bandwidth=costs.TCP_FRAMING)  # one byte of payload a second
+
+
+def job(*rounds: tuple[float, int], closing: float = 0.0, commits: bool = False, finish: float = 0.0) -> Job:
+    return Job(tuple(Round("all_reduce", w, b, b, b, 0) for w, b in rounds), closing, commits, finish)
+
+
+def clock(jobs: list[Job], driver: timeline.Driver, cores: float = math.inf, compute: float = 0.0) -> float:
+    shares = [1 / len(jobs)] * len(jobs)
+    whole = timeline.Compute(0.0, compute)
+    return timeline.step_seconds(jobs, shares, whole, FREE, driver, cores)
+
+
+def test_blocking_adds_up() -> None:
+    assert clock([job((1, 2), closing=3), job((4, 5))], "blocking", compute=10) == pytest.approx(25)
+
+
+def test_a_link_is_shared_and_work_beside_it_is_not_waited_for() -> None:
+    # Ready at 5 and at 10: the first is over before the second begins.
+    assert clock([job((0, 4)), job((0, 4))], "lanes", compute=10) == pytest.approx(14)
+    # Together on the link from 10 to 12, where each gets half of it.
+    assert clock([job((0, 6)), job((0, 1))], "lanes", compute=10) == pytest.approx(12)
+    # The second lane codes while the first one sends.
+    assert clock([job((0, 3)), job((2, 1))], "lanes") == pytest.approx(4)
+
+
+def test_one_core_works_on_one_thing_at_a_time() -> None:
+    two = [job((5, 0)), job((5, 0))]
+    assert clock(two, "lanes") == pytest.approx(5)
+    assert clock(two, "lanes", cores=1) == pytest.approx(10)
+    assert clock(two, "lanes", cores=1, compute=10) == pytest.approx(20)
+
+
+def test_what_commits_waits_for_the_last_bucket() -> None:
+    jobs = [job((0, 1), commits=True, finish=2), job((0, 9), commits=True, finish=2)]
+    assert clock(jobs, "lanes") == pytest.approx(12)
+    assert clock([job((0, 1), closing=2), job((0, 9), closing=2)], "lanes") == pytest.approx(12)
+
+
+def test_direct_codes_in_the_hook_and_keeps_the_backward_pass_waiting() -> None:
+    assert clock([job((3, 1)), job((3, 1))], "direct", compute=10) == pytest.approx(17)
+
+
+def test_latency_counts_for_every_hop() -> None:
+    slow = Link(latency=0.5, bandwidth=math.inf)
+    one = [Job((Round("all_gather", 0.0, 8, 24, 24, 3),), 0.0, False, 0.0)]
+    seconds = timeline.step_seconds(one, [1.0], timeline.Compute(0.0, 0.0), slow, "lanes")
+    assert seconds == pytest.approx(1.5)
+
+
+# -- break-even ----------------------------------------------------------------------------------------
+
+
+def profile_with(work: float, sent: int, name: str) -> predict.Profile:
+    one = Job((Round("all_reduce", work, sent, sent, sent, 0),), 0.0, False, 0.0)
+    return predict.Profile(name, 2, ((one,),), (1.0,), "blocking")
+
+
+def test_break_even_is_where_both_take_equally_long() -> None:
+    dense = profile_with(0.0, 1_000_000, "dense")
+    method = profile_with(1.0, 100_000, "method")
+    found = predict.break_even_of(method, dense)
+    assert found.verdict == "below"
+    # 900 kB less, against one second of work.
+    assert found.bandwidth == pytest.approx(900_000 * costs.TCP_FRAMING, rel=0.01)
+
+
+def test_always_and_never_are_told_apart() -> None:
+    dense = profile_with(0.5, 1000, "dense")
+    assert predict.break_even_of(profile_with(0.1, 100, "less"), dense).verdict == "always"
+    assert predict.break_even_of(profile_with(0.9, 2000, "more"), dense).verdict == "never"
+    assert predict.break_even_of(dense, dense).verdict == "never"
+    assert predict.break_even_bandwidth("dense", SHAPES, 4) is None
+
+
+def test_speed_up_falls_with_the_bandwidth() -> None:
+    ups = [predict.speed_up("topk", SHAPES, 4, Link(1e-5, bandwidth)) for bandwidth in (1e4, 1e6, 1e10)]
+    assert ups[0] > ups[1] > ups[2]
+    assert predict.speed_up("dense", SHAPES, 4, LINK) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("tpok", SHAPES, 4), "did you mean 'topk'"),
+        (("topk", SHAPES, 0), "one worker or more"),
+        (("topk", {"w": (10**6, 10**6)}, 4), "more than can be played"),
+    ],
+)
+def test_what_cannot_be_predicted_says_so(arguments: tuple, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        predict.profile(*arguments)

@@ -1,0 +1,180 @@
+"""Every reproduction runs as a smoke run, without any dataset, and finds what even a short run must find.
+
+A second run reads the parts of the first and says the same.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reproductions import NAMES, asylpg, sparse
+from reproductions.cli import app
+from reproductions.pqasgd import SPEED_UP
+
+Rows = list[dict[str, str]]
+
+
+class Smoke:
+    """An outcome whose tables have rows by column."""
+
+    def __init__(self, outcome: dict[str, Any]) -> None:
+        self.claims = outcome["claims"]
+        self.tables: list[Rows] = [
+            [dict(zip(table["header"], row, strict=True)) for row in table["rows"]]
+            for table in outcome["tables"]
+        ]
+
+
+def number(text: str) -> float:
+    return float(text.removesuffix(" %").replace(",", ""))
+
+
+def column(rows: Rows, name: str, key: str) -> dict[str, float]:
+    return {row[key]: number(row[name]) for row in rows}
+
+
+def pqasgd(smoke: Smoke) -> None:
+    assert len(smoke.claims) == 4
+    assert [len(table) for table in smoke.tables] == [3, 3 * len(SPEED_UP), 10]
+    of_dense = column(smoke.tables[0], "of dense", "method")
+    assert of_dense["dense"] == 100
+    assert 4 < of_dense["pqasgd(every=8, bits=8)"] < of_dense["pqasgd(every=5, bits=8)"] < 8
+    one_worker = [row for row in smoke.tables[1] if row["M"] == "1"]
+    # Alone, a worker averages nothing: the same run, whatever the schedule.
+    assert one_worker[0]["K = 16"] == one_worker[1]["K = 16"]
+
+
+def gaussiank(smoke: Smoke) -> None:
+    assert {row["model"] for row in smoke.tables[0]} == {"MLP", "CNN", "LSTM", "transformer"}
+    assert all(0 < number(row["lost"]) <= number(row["(1 - k/d)^2"]) for row in smoke.tables[0])
+    assert all(number(row["d = 100,000"]) > 0 for row in smoke.tables[1])
+    assert len(smoke.tables[1]) == 6
+
+
+def a2sgd(smoke: Smoke) -> None:
+    (rows,) = smoke.tables
+    left, sent, spread = (column(rows, name, "method") for name in ("left", "sent", "spread"))
+    two_means = "a2sgd(average_every=None, allow_drift=True)"
+    assert left["dense"] == spread["dense"] == 0
+    assert left["no communication"] == 100 > left[two_means] > 90
+    assert sent["no communication"] == 0 < sent[two_means] < 100 < sent["a2sgd(average_every=32)"]
+
+
+def constant_in_workers(rows: Rows) -> None:
+    ours, local = ({name: number(row[name]) for name in ("4", "16")} for row in rows)
+    assert ours["16"] / ours["4"] < 1.5
+    assert local["16"] / local["4"] == 5
+
+
+def sketched(smoke: Smoke) -> None:
+    rows, sizes = smoke.tables
+    assert len(rows) == 9
+    found = [number(row["found"]) for row in rows if row["found"]]
+    assert found == sorted(found, reverse=True)
+    assert len(found) == 4
+    constant_in_workers(sizes)
+
+
+def scalecom(smoke: Smoke) -> None:
+    payload = column(smoke.tables[0], "payload a step", "")
+    assert payload["dense"] > payload["70x"] > payload["100x"] > payload["150x"]
+    for row in smoke.tables[1]:
+        memories, gradients = (number(row[name].split(" / ")[1]) for name in ("memories", "gradients"))
+        assert memories < gradients / 2
+    constant_in_workers(smoke.tables[2])
+    assert len(smoke.tables) == 5
+
+
+def asylpg_(smoke: Smoke) -> None:
+    assert len(smoke.claims) >= 1 + 2 * (len(asylpg.SMOKE) - 1)
+    gaps = column(smoke.tables[0], "last gap", "algorithm")
+    assert list(gaps) == list(asylpg.SMOKE)
+    assert max(gaps.values()) < 1e-3
+    assert all(row["1"] == "32.1 + 32.1" for row in smoke.tables[1] if row["algorithm"] == "full precision")
+    saves = {row["algorithm"]: float(row["saves"].removesuffix("x")) for row in smoke.tables[2]}
+    assert min(value for name, value in saves.items() if name != "full precision") > 3
+
+
+def distributions(smoke: Smoke) -> None:
+    assert len(smoke.claims) == 8
+    ratios = [number(value) for row in smoke.tables[0] for name, value in row.items() if name != "protocol"]
+    assert len(ratios) == 5 * 13
+    assert 0.5 < min(ratios) < max(ratios) < 2
+    assert all(number(row["factor"]) > number(row["promised"]) > 1 for row in smoke.tables[1])
+    errors = column(smoke.tables[2], "squared l2", "protocol")
+    assert errors["raw"] < errors["grouping, 4 bit"] < errors["grouping, 2 bit"] < errors["grouping, 1 bit"]
+
+
+def lag(smoke: Smoke) -> None:
+    uploads = column(smoke.tables[0], "uploads", "algorithm")
+    assert uploads["lag-wk"] < uploads["lag-ps"] < uploads["gd"] / 3
+    assert len(smoke.tables[0]) == 6
+
+
+def laq(smoke: Smoke) -> None:
+    bits = column(smoke.tables[0], "bits", "algorithm")
+    assert bits["laq"] < bits["lag-wk"] < bits["qgd"] < bits["gd"]
+    uploads = column(smoke.tables[1], "uploads", "method")
+    assert uploads["lasg"] < uploads["slaq(bits=4)"] <= uploads["dense"]
+
+
+def gspar(smoke: Smoke) -> None:
+    for row in smoke.tables[0]:
+        assert number(row["E||Q||^2 / ||g||^2"]) == pytest.approx(1 + number(row["budget"]))
+        assert number(row["drawn"]) == pytest.approx(1 + number(row["budget"]), rel=0.05)
+        assert number(row["bits"]) < number(row["bound on bits"])
+    gaps = column(smoke.tables[1], "last gap", "")
+    assert gaps["SGD, GSpar 10 %"] < gaps["SGD, uniform 10 %"]
+    assert gaps["SVRG, GSpar 10 %"] < gaps["SVRG, uniform 10 %"]
+
+
+def sparse_(smoke: Smoke) -> None:
+    rows, effects = smoke.tables
+    assert len(rows) == 1 + len(sparse.cells(momenta=(False,)))
+    corners = {(row["rule"], row["indices"]) for row in rows if row["payload a step"] == "-"}
+    assert corners == {("top-k", "shared"), ("random block", "own")}
+    (feedback,) = (row for row in effects if row["change"] == "error feedback on")
+    assert feedback["top-k"].endswith("4 of 4")
+
+
+CHECKS: dict[str, Callable[[Smoke], None]] = {
+    "pqasgd": pqasgd,
+    "gaussiank": gaussiank,
+    "a2sgd": a2sgd,
+    "sketched": sketched,
+    "scalecom": scalecom,
+    "asylpg": asylpg_,
+    "distributions": distributions,
+    "lag": lag,
+    "laq": laq,
+    "gspar": gspar,
+    "sparse": sparse_,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke(name: str, tmp_path: Path) -> None:
+    arguments = [name, "--quick", "--out", str(tmp_path), "--json"]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    outcome = json.loads(first.stdout)[name]
+    folder = tmp_path / f"{name}-quick"
+    assert json.loads((folder / "outcome.json").read_text()) == outcome
+    assert all(claim["what"] and claim["paper"] and claim["ours"] for claim in outcome["claims"])
+    # LAQ's runs with full gradients are short: they are judged in a smoke run, too.
+    assert {claim["holds"] for claim in outcome["claims"]} <= ({True} if name == "laq" else {None})
+    html = (folder / "plots.html").read_text()
+    assert "Plotly.newPlot" in html
+    assert "<svg" in (folder / "picture.svg").read_text()
+    CHECKS[name](Smoke(outcome))
+    parts = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+    assert parts
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0, again.output
+    assert {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()} == parts
+    if name != "gaussiank":  # which measures seconds at every run
+        assert again.stdout == first.stdout
