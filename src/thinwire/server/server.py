@@ -131,8 +131,6 @@ class Server:
         self.dropped = self.discarded = 0
         self._on_update, self._on_epoch, self._on_save = on_update, on_epoch, on_save
         self._save_every = save_every
-        self._tickets = 0  # how many workers hold
-        self._given = 0  # updates of this epoch, applied or out
         self._turn = 0
         self._bits_then = (0, 0, 0)
         self._wire_before = 0
@@ -148,7 +146,6 @@ class Server:
     def start(self, transport: ServerTransport, late_after: float = math.inf) -> None:
         """Begin when all workers have joined, or with enough of them after `late_after` seconds."""
         self._transport, self._late_after = transport, late_after
-        self._given = self.state.applied
 
     def receive(self, connection: int, message: Message) -> None:
         """A message of a worker. One whose message cannot be used is given up."""
@@ -167,8 +164,6 @@ class Server:
         log.warning("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
         if peer.ticket is not None:
             self.dropped += 1
-            self._tickets -= 1
-            self._given -= 1
         if self._running and len(self.peers) < self.min_workers:
             raise PeerError(
                 f"shard {self.shard} has {len(self.peers)} workers left and min_workers is "
@@ -185,6 +180,11 @@ class Server:
     @property
     def finished(self) -> bool:
         return self._over and not self.peers
+
+    @property
+    def tickets(self) -> int:
+        """How many workers hold parameters that they have not answered."""
+        return sum(peer.ticket is not None for peer in self.peers.values())
 
     def result(self) -> RunResult:
         state = self.state
@@ -351,7 +351,6 @@ class Server:
         self._bits_then = (state.bits_down, state.bits_up, wire)
         state.epoch += 1
         self._begin_epoch(x)
-        self._given = 0
         self._chunks.clear()
         for peer in self.peers.values():
             self._send_snapshot(peer)
@@ -404,7 +403,6 @@ class Server:
         if coded is None or ticket is None:
             raise AssertionError("only what has arrived is applied")
         peer.update = peer.ticket = None
-        self._tickets -= 1
         state, options = self.state, self.options
         quantiser.decode(coded, self._scratch)
         state.staleness[state.version - ticket] += 1
@@ -434,16 +432,16 @@ class Server:
             if chunk is not None:
                 peer.chunk, peer.waiting = chunk, False
                 self._send(peer.connection, Message(Kind.CHUNK, state.epoch, chunk))
-        elif self.shard == 0 and self._given >= self.options.epoch_length:
+        elif self.shard == 0 and state.applied + self.tickets >= self.options.epoch_length:
             peer.waiting = False
             self._send(peer.connection, Message(Kind.PAUSE, state.epoch))
-        elif self._tickets <= self.options.max_staleness:
+        elif self.tickets <= self.options.max_staleness:
             self._give(peer)
 
     def _give(self, peer: Peer) -> None:
         state, options = self.state, self.options
         mu = options.mu * options.theta(state.epoch)
-        seed = mix64(options.seed + (self.shard << 40) + (state.version << 8) + self._tickets)
+        seed = mix64(options.seed + (self.shard << 40) + (state.version << 8) + self.tickets)
         coded, square = quantiser.parameters(
             state.x, state.snapshot, mode=options.mode, bits=options.bits_down, mu=mu, seed=seed
         )
@@ -451,8 +449,6 @@ class Server:
             raise self._diverged()
         state.bits_down += coded.bits
         peer.ticket, peer.waiting = state.version, False
-        self._tickets += 1
-        self._given += 1
         self._send(peer.connection, Message(Kind.PARAMETERS, state.epoch, state.version, coded))
 
     def _diverged(self) -> ThinwireError:
