@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, cast
 
 import torch
+import typer
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import Progress, from_rank_0, measuring, show
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import list_methods, list_schedules, parse
 from thinwire.net.launch import Worker, run_local
+from thinwire.tools.cli.show import JsonFile, Methods, errors, save
 from thinwire.tools.workloads import build, load
 from thinwire.tools.workloads.models import evaluate, loss
 
@@ -36,6 +39,37 @@ class Result:
     loss: float
 
 
+def command(
+    workers: Annotated[int, typer.Option(min=1, help="Local worker processes.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps for each method.")] = STEPS,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs with other weights and batches; the mean counts.")
+    ] = 1,
+    method: Methods = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Train a small network on handwritten digits with every method: accuracy and bytes, without a link."""
+    with errors():
+        strings = line_up(method or ())
+    with measuring(len(strings) * steps * seeds) as progress:
+        results = run(strings, workers, steps, seeds, progress)
+    show(
+        f"digits, {workers} workers, {steps} steps; bytes per step and worker",
+        results,
+        {
+            "method": lambda r: r.method,
+            "accuracy": lambda r: f"{100 * r.accuracy:.1f} %",
+            "payload": lambda r: f"{r.payload:,.0f}",
+            "rounds": lambda r: f"{r.rounds:.3g}",
+            "sent": lambda r: f"{r.sent:,.0f}",
+            "sent / dense": lambda r: f"{r.ratio:.4f}",
+        },
+    )
+    text = f"python -m benchmarks digits --workers {workers} --steps {steps} --seeds {seeds}"
+    record = {"command": text, "workers": workers, "steps": steps, "seeds": seeds}
+    save(json_file, record | {"results": [asdict(r) for r in results]})
+
+
 def line_up(chosen: Sequence[str] = ()) -> list[str]:
     """The method strings to run: `dense` first, then those chosen, or all that are registered."""
     wanted = chosen or [name for name in (*list_methods(), *list_schedules()) if name not in WRAPPERS]
@@ -48,18 +82,14 @@ def run(
     workers: int = 4,
     steps: int = STEPS,
     seeds: int = 1,
-    progress: Callable[[str, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Result]:
     """Train with each method from the same weights on the same batches; `dense` comes first."""
     if min(workers, steps, seeds) < 1:
         raise ConfigError(f"workers, steps and seeds must be 1 or more, not {workers}, {steps}, {seeds}")
     load("digits")
     strings = line_up(chosen)
-
-    def on_report(rank: int, message: tuple[str, int]) -> None:
-        if rank == 0 and progress is not None:
-            progress(*message)
-
+    on_report = from_rank_0(progress)
     ranks = run_local(_work, workers, strings, steps, seeds, timeout=7200, on_report=on_report)
     outcomes = cast("list[dict[str, Any]]", ranks[0])
     dense = outcomes[0]["sent"]
@@ -86,15 +116,14 @@ def _train(worker: Worker, method: str, steps: int, seed: int) -> dict[str, floa
     session = attach(model, method, optimizer=optimizer)
     order = torch.Generator().manual_seed(1 + seed)
     last = torch.zeros(())
-    for step in range(steps):
+    for _ in range(steps):
         rows = torch.randint(len(data.inputs), (worker.size, BATCH), generator=order)[worker.rank]
         inputs, targets = data.batch(rows)
         optimizer.zero_grad()
         last = loss(data, model(inputs), targets)
         last.backward()
         optimizer.step()
-        if worker.rank == 0:
-            worker.report((method, step + 1))
+        worker.report(method)
     if session.reconcile_every is not None:
         session.reconcile()
     meter = session.meter.total

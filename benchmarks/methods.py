@@ -5,14 +5,16 @@ Copy and steps are timed in turn, and the best of each counts: other processes o
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
+from benchmarks.common import ONE_COPY, Progress, Size, Threads, from_rank_0, measuring, seconds, show, target
 from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.launch import Worker, run_local
+from thinwire.tools.cli.show import JsonFile, Methods, save
 
 DEFAULT_SIZE = 10_000_000
 # What a step may cost at most; for the other methods no target is set.
@@ -29,20 +31,40 @@ class Row:
     target: float | None
 
 
+def command(
+    size: Size = DEFAULT_SIZE, threads: Threads = 1, method: Methods = None, json_file: JsonFile = None
+) -> None:
+    """One `session.average` of every method at world size 1, in copies of the same tensor."""
+    save(json_file, report(size, threads, method or ()))
+
+
+def report(size: int, threads: int, chosen: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Measure and show a table; returns the record for the JSON file."""
+    with measuring(len(chosen or list_methods())) as progress:
+        results = run(chosen, size, threads=threads, progress=progress)
+    show(
+        f"session.average at world size 1, {size:,} entries, in copies ({ONE_COPY})",
+        results,
+        {
+            "method": lambda r: r.method,
+            "into a new tensor": lambda r: f"{r.copies:.2f}",
+            "in place": lambda r: f"{r.copies_in_place:.2f}",
+            "target": lambda r: target(r.target),
+        },
+    )
+    return [asdict(r) for r in results]
+
+
 def run(
     chosen: Sequence[str] = (),
     size: int = DEFAULT_SIZE,
     repeats: int = 15,
     threads: int = 1,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Row]:
     """Time every method on one float32 tensor of `size` entries, a square matrix as nearly as possible."""
-
-    def on_report(rank: int, method: str) -> None:
-        if progress is not None:
-            progress(method)
-
     strings = [str(parse_exchange(text)) for text in (chosen or list_methods())]
+    on_report = from_rank_0(progress)
     return run_local(_measure, 1, strings, size, repeats, threads, timeout=3600, on_report=on_report)[0]
 
 
@@ -63,25 +85,12 @@ def _time(method: str, gradient: torch.Tensor, copy: torch.Tensor, repeats: int)
 
     session = Session([("weight", gradient)], method)
     work = gradient.clone()
-    copies: list[float] = []
-    fresh: list[float] = []
-    in_place: list[float] = []
-    for turn in range(repeats + 2):
-        took = [
-            _seconds(lambda: copy.copy_(gradient)),
-            _seconds(lambda: session.average({"weight": gradient})),
-        ]
+    times: list[tuple[float, float, float]] = []
+    for _ in range(2 + repeats):
+        copied = seconds(lambda: copy.copy_(gradient))
+        fresh = seconds(lambda: session.average({"weight": gradient}))
         work.copy_(gradient)
-        took.append(_seconds(lambda: session.average({"weight": work}, in_place=True)))
-        if turn >= 2:  # the first ones make states and workspaces
-            for times, seconds in zip((copies, fresh, in_place), took, strict=True):
-                times.append(seconds)
+        times.append((copied, fresh, seconds(lambda: session.average({"weight": work}, in_place=True))))
     session.detach()
-    target = TARGETS.get(parse_exchange(method).name)
-    return Row(method, min(fresh) / min(copies), min(in_place) / min(copies), target)
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
+    copied, fresh, in_place = map(min, zip(*times[2:], strict=True))  # the first make states and workspaces
+    return Row(method, fresh / copied, in_place / copied, TARGETS.get(parse_exchange(method).name))

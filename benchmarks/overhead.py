@@ -1,24 +1,32 @@
 """What thinwire itself costs: its `dense` against DDP without a hook and DDP's own all-reduce hook.
 
-Both send the same bytes, so every difference is overhead. The three models take their steps in turn, one
-step each, in an order that rotates: what disturbs the machine disturbs all three.
+All three send the same bytes, so every difference is overhead.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
-import torch
-from torch import nn
+import typer
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import (
+    LAYERS,
+    WIDTH,
+    Progress,
+    Trainers,
+    deep_mlp,
+    from_rank_0,
+    measuring,
+    median_ratio,
+    show,
+)
 from thinwire.net.launch import Worker, run_local
+from thinwire.tools.cli.show import JsonFile, save
 
-LAYERS, WIDTH, BATCH = 20, 360, 32
+BUCKETS = (1, LAYERS)
 TARGET = 1.10
 PLAIN, HOOK, DENSE = "no hook", "DDP's hook", "thinwire"
 VARIANTS = (PLAIN, HOOK, DENSE)
@@ -39,27 +47,35 @@ class Overhead:
         return self.ratio <= TARGET
 
 
-def run(
-    steps: int = 200,
-    workers: int = 2,
-    buckets: tuple[int, ...] = (1, LAYERS),
-    progress: Callable[[int], None] | None = None,
-) -> list[Overhead]:
-    """One measurement per number of buckets; `progress` is told of every step of all three."""
-
-    def on_report(rank: int, count: int) -> None:
-        if rank == 0 and progress is not None:
-            progress(count)
-
-    return [run_local(_measure, workers, steps, count, on_report=on_report)[0] for count in buckets]
+def command(
+    steps: Annotated[int, typer.Option(min=1, help="Rounds of one step of each of the three.")] = 200,
+    json_file: JsonFile = None,
+) -> None:
+    """thinwire's dense against DDP without a hook and DDP's own all-reduce hook, interleaved."""
+    save(json_file, report(steps))
 
 
-def deep_mlp() -> nn.Module:
-    """2.6 million parameters in equal layers."""
-    layers: list[nn.Module] = []
-    for _ in range(LAYERS):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-    return nn.Sequential(*layers)
+def report(steps: int) -> list[dict[str, Any]]:
+    """Measure and show a table; returns the record for the JSON file."""
+    with measuring(len(BUCKETS) * steps) as progress:
+        results = run(steps, progress=progress)
+    show(
+        f"a step of a {results[0].parameters:,}-parameter MLP on 2 ranks, median of {steps}",
+        results,
+        {
+            "buckets": lambda r: str(r.buckets),
+            **{v: lambda r, v=v: f"{r.milliseconds[v]:.2f} ms" for v in VARIANTS},
+            "thinwire / DDP's hook": lambda r: f"{r.ratio:.3f}",
+            "target": lambda r: f"{TARGET:.2f}",
+        },
+    )
+    return [{**asdict(r), "passed": r.passed} for r in results]
+
+
+def run(steps: int = 200, workers: int = 2, progress: Progress | None = None) -> list[Overhead]:
+    """One measurement per number of buckets; `progress` is called after every round."""
+    on_report = from_rank_0(progress)
+    return [run_local(_measure, workers, steps, count, on_report=on_report)[0] for count in BUCKETS]
 
 
 def _wrap(variant: str, buckets: int) -> DistributedDataParallel:
@@ -67,13 +83,11 @@ def _wrap(variant: str, buckets: int) -> DistributedDataParallel:
 
     from thinwire.hosts import attach
 
-    torch.manual_seed(0)
-    module = deep_mlp()
     # A layer's weight alone stays just below the limit and its bias lifts it above: one bucket a layer,
     # in whichever order the two become ready.
     layer_bytes = 4 * (WIDTH * WIDTH + WIDTH)
     limit = (layer_bytes - 64) * LAYERS / buckets / 2**20 if buckets > 1 else 1024.0
-    model = DistributedDataParallel(module, bucket_cap_mb=limit)  # pyright: ignore[reportArgumentType]
+    model = DistributedDataParallel(deep_mlp(), bucket_cap_mb=limit)  # pyright: ignore[reportArgumentType]
     if variant == HOOK:
         model.register_comm_hook(None, allreduce_hook)
     elif variant == DENSE:
@@ -83,21 +97,9 @@ def _wrap(variant: str, buckets: int) -> DistributedDataParallel:
 
 def _measure(worker: Worker, steps: int, buckets: int) -> Overhead:
     models = {variant: _wrap(variant, buckets) for variant in VARIANTS}
-    optimizers = {v: torch.optim.SGD(m.parameters(), lr=1e-3) for v, m in models.items()}
-    data = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(worker.rank))
-    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    warm_up = max(5, steps // 10)
-    for step in range(warm_up + steps):
-        turn = step % len(VARIANTS)
-        for variant in VARIANTS[turn:] + VARIANTS[:turn]:
-            began = time.perf_counter()
-            optimizers[variant].zero_grad()
-            models[variant](data).square().mean().backward()
-            optimizers[variant].step()
-            if step >= warm_up:
-                seconds[variant].append(time.perf_counter() - began)
-        if step >= warm_up:
-            worker.report(1)
+    seconds = Trainers(models, worker.rank).rounds(
+        steps, warm_up=max(5, steps // 10), done=lambda: worker.report(f"{buckets} buckets")
+    )
     real = _bucket_count(models[DENSE])
     if real != buckets:
         raise RuntimeError(f"DDP made {real} buckets, not {buckets}: the measurement would mislead")
@@ -105,7 +107,7 @@ def _measure(worker: Worker, steps: int, buckets: int) -> Overhead:
         buckets,
         sum(p.numel() for p in models[DENSE].parameters()),
         {variant: 1e3 * statistics.median(times) for variant, times in seconds.items()},
-        statistics.median(a / b for a, b in zip(seconds[DENSE], seconds[HOOK], strict=True)),
+        median_ratio(seconds[DENSE], seconds[HOOK]),
     )
 
 

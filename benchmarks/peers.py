@@ -1,24 +1,24 @@
 """thinwire beside the compressing hooks that PyTorch ships and that run on gloo.
 
-PyTorch's PowerSGD hook works on gloo with one bucket only, so all models here have one. Steps are timed in
-turn, like in `overhead`; bytes are those of the loopback interface, so nobody's own counting is trusted.
+PyTorch's PowerSGD hook works on gloo with one bucket only, so all models here have one. Bytes are those of
+the loopback interface, so nobody's own counting is trusted.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import torch
 import torch.distributed as dist
+import typer
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.overhead import BATCH, WIDTH, deep_mlp
+from benchmarks.common import Progress, Trainers, deep_mlp, from_rank_0, measuring, median_ratio, show
 from thinwire.net.launch import Worker, run_local
+from thinwire.tools.cli.show import JsonFile, save
 
 PLAIN = "DDP, no hook"
 PYTORCH_FP16, PYTORCH_POWERSGD = "PyTorch fp16 hook", "PyTorch PowerSGD hook, rank 4"
@@ -38,12 +38,30 @@ class Row:
     """What the loopback interface carried, per worker and step; None where there is no such counter."""
 
 
-def run(steps: int = 60, workers: int = 2, progress: Callable[[str], None] | None = None) -> list[Row]:
-    def on_report(rank: int, what: str) -> None:
-        if rank == 0 and progress is not None:
-            progress(what)
+def command(
+    steps: Annotated[int, typer.Option(min=1, help="Rounds of one step of each.")] = 60,
+    json_file: JsonFile = None,
+) -> None:
+    """thinwire beside the compressing hooks of PyTorch that run on gloo: time and bytes of a step."""
+    with measuring(steps + len(VARIANTS)) as progress:
+        results = run(steps, progress=progress)
+    show(
+        "a step of a 2.6 M-parameter MLP on 2 ranks over loopback, one bucket",
+        results,
+        {
+            "": lambda r: r.variant,
+            "time": lambda r: f"{r.milliseconds:.1f} ms",
+            "time / plain DDP": lambda r: f"{r.ratio:.2f}",
+            "bytes on the interface": lambda r: (
+                "unknown" if r.bytes_per_step is None else f"{r.bytes_per_step:,.0f}"
+            ),
+        },
+    )
+    save(json_file, [asdict(r) for r in results])
 
-    return run_local(_measure, workers, steps, timeout=1800, on_report=on_report)[0]
+
+def run(steps: int = 60, workers: int = 2, progress: Progress | None = None) -> list[Row]:
+    return run_local(_measure, workers, steps, timeout=1800, on_report=from_rank_0(progress))[0]
 
 
 def _wrap(variant: str) -> DistributedDataParallel:
@@ -51,7 +69,6 @@ def _wrap(variant: str) -> DistributedDataParallel:
 
     from thinwire.hosts import attach
 
-    torch.manual_seed(0)
     model = DistributedDataParallel(deep_mlp(), bucket_cap_mb=1024)
     if variant == PYTORCH_FP16:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -64,31 +81,13 @@ def _wrap(variant: str) -> DistributedDataParallel:
 
 
 def _measure(worker: Worker, steps: int) -> list[Row]:
-    models = {variant: _wrap(variant) for variant in VARIANTS}
-    optimizers = {v: torch.optim.SGD(m.parameters(), lr=1e-3) for v, m in models.items()}
-    data = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(worker.rank))
-
-    def step(variant: str) -> float:
-        began = time.perf_counter()
-        optimizers[variant].zero_grad()
-        models[variant](data).square().mean().backward()
-        optimizers[variant].step()
-        return time.perf_counter() - began
-
-    for variant in VARIANTS:
-        for _ in range(5):
-            step(variant)
-    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    for number in range(steps):
-        turn = number % len(VARIANTS)
-        for variant in VARIANTS[turn:] + VARIANTS[:turn]:
-            seconds[variant].append(step(variant))
-        worker.report("time")
+    trainers = Trainers({variant: _wrap(variant) for variant in VARIANTS}, worker.rank)
+    seconds = trainers.rounds(steps, warm_up=5, done=lambda: worker.report("time"))
     rows: list[Row] = []
-    for variant in VARIANTS:
-        carried = _carried(lambda chosen=variant: step(chosen), worker.size)
-        ratio = statistics.median(a / b for a, b in zip(seconds[variant], seconds[PLAIN], strict=True))
-        rows.append(Row(variant, 1e3 * statistics.median(seconds[variant]), ratio, carried))
+    for variant, times in seconds.items():
+        carried = _carried(lambda chosen=variant: trainers.step(chosen), worker.size)
+        ratio = median_ratio(times, seconds[PLAIN])
+        rows.append(Row(variant, 1e3 * statistics.median(times), ratio, carried))
         worker.report("bytes")
     return rows
 

@@ -6,20 +6,25 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, cast
 
 import torch
 import torch.distributed as dist
+import typer
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import Progress, from_rank_0, measuring, show
 from thinwire import predict
+from thinwire.errors import ConfigError
 from thinwire.methods.registry import parse_exchange
 from thinwire.net.launch import Worker, run_local
 from thinwire.predict.buckets import Shapes
 from thinwire.predict.probe import probe
+from thinwire.tools.cli.show import JsonFile, Methods, errors, save
+from thinwire.tools.lab import namespaces
 from thinwire.tools.lab.hosts import hosts_for
 
 LINKS = ("lab:50mbit", "lab:100mbit", "lab:1000mbit")
@@ -55,6 +60,46 @@ class Row:
         return abs(self.error) <= WITHIN
 
 
+def command(
+    link: Annotated[
+        list[str] | None, typer.Option(help="Such as lab:100mbit; may be given several times.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=2, help="Hosts.")] = WORKERS,
+    method: Methods = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Predicted step times against measured ones, on slow links of the lab (needs root)."""
+    links, methods = link or list(LINKS), method or list(METHODS)
+    with errors():
+        check_links(links)
+    with measuring(len(links) * len(methods)) as progress:
+        results = run(links, methods, workers, progress)
+    show(
+        f"a step of the 784-1024-1024-10 network on {workers} hosts; target: within {100 * WITHIN:.0f} %",
+        results,
+        {
+            "link": lambda r: r.link,
+            "method": lambda r: r.method,
+            "predicted": lambda r: f"{1e3 * r.predicted:.1f} ms",
+            "measured": lambda r: f"{1e3 * r.measured:.1f} ms",
+            "error": lambda r: f"{100 * r.error:+.0f} %",
+            "compute": lambda r: f"{1e3 * r.compute:.1f} ms",
+            "compression": lambda r: f"{1e3 * r.compression:.1f} ms",
+            "on the link": lambda r: f"{1e3 * r.wire:.1f} ms",
+        },
+    )
+    save(json_file, [{**asdict(r), "error": r.error, "passed": r.passed} for r in results])
+
+
+def check_links(links: Sequence[str]) -> None:
+    for text in links:
+        if not text.startswith("lab:"):
+            raise ConfigError(f"--link: only the lab's links are measured here: lab:{text}, not {text}")
+    reason = namespaces.unavailable()
+    if reason is not None:
+        raise ConfigError(f"the lab is not available here: {reason}")
+
+
 def network() -> nn.Module:
     """The size of the MNIST network 784-1024-1024-10."""
     layers: list[nn.Module] = [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
@@ -65,29 +110,23 @@ def run(
     links: Sequence[str] = LINKS,
     chosen: Sequence[str] = METHODS,
     workers: int = WORKERS,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Row]:
     """Probe each link, predict, then train for a few seconds with each method, on all workers at once."""
     methods = [str(parse_exchange(text)) for text in chosen]
-
-    def on_report(rank: int, message: str) -> None:
-        if progress is not None and rank == 0:
-            progress(message)
-
     rows: list[Row] = []
     for text in links:
         with hosts_for(text, workers) as hosts:
-            found = run_local(
+            rows += run_local(
                 _work,
                 workers,
                 text,
                 methods,
                 timeout=1800,
                 group_timeout=300,
-                on_report=on_report,
+                on_report=from_rank_0(progress),
                 hosts=hosts,
-            )
-        rows += found[0]
+            )[0]
     return rows
 
 

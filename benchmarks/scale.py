@@ -6,17 +6,22 @@ one output tensor, so that a thousand of them fit in memory; what each remembers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import torch
+import typer
 
+from benchmarks.common import Progress, Size, measuring
 from thinwire.core.routing import View
 from thinwire.drivers.simulated import Simulated
+from thinwire.errors import ConfigError
 from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
+from thinwire.tools.cli.show import JsonFile, Methods, errors, save, table
 
 WORKERS = (4, 16, 64, 256, 1024)
 DEFAULT_SIZE = 1_000_000
@@ -39,6 +44,47 @@ class Row:
     link_seconds: float
 
 
+def command(
+    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = ",".join(
+        map(str, WORKERS)
+    ),
+    size: Size = DEFAULT_SIZE,
+    method: Methods = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How bytes and rounds of every method grow with the workers, on a simulated network."""
+    with errors():
+        counts, asked = worker_counts(workers), method or line_up()
+    with measuring(len(asked) * len(counts)) as progress:
+        results = run(asked, counts, size, progress=progress)
+    rows: list[tuple[str, ...]] = []
+    for text in asked:
+        own = {row.workers: row for row in results if row.method == text}
+        sent = (f"{own[n].sent_bytes:,}" if n in own else "not run" for n in counts)
+        rows.append((text, *sent, *_summary(list(own.values()))))
+    title = f"bytes sent per worker and step, {size:,} entries, by the number of workers"
+    table(title, ("method", *map(str, counts), "received at the most", "rounds", "growth"), rows)
+    save(json_file, [asdict(row) for row in results])
+
+
+def worker_counts(text: str) -> list[int]:
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ConfigError(f"--workers takes numbers with commas, like 4,64, not {text!r}") from None
+    if counts[0] < 1:
+        raise ConfigError(f"--workers takes numbers from 1 up, not {text!r}")
+    return counts
+
+
+def _summary(rows: Sequence[Row]) -> tuple[str, str, str]:
+    """Bytes received and rounds with the most workers, and how the bytes sent have grown until there."""
+    if not rows:
+        return "-", "-", "-"
+    most = max(rows, key=lambda row: row.workers)
+    return f"{most.received_bytes:,}", str(most.rounds), f"{growth(rows):.2f} x"
+
+
 def line_up() -> list[str]:
     return [str(cls()) for cls in list_methods().values()] + [str(parse_exchange(text)) for text in ALSO]
 
@@ -48,14 +94,14 @@ def run(
     workers: Sequence[int] = WORKERS,
     size: int = DEFAULT_SIZE,
     link: Link | None = None,
-    progress: Callable[[str, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Row]:
     """One step of every method at every number of workers. What would take hours is left out."""
     rows: list[Row] = []
     for text in chosen or line_up():
         for count in workers:
             if progress is not None:
-                progress(text, count)
+                progress(f"{text} x {count}")
             if feasible(text, count, size):
                 rows.append(measure(text, count, size, link or Link()))
     return rows
@@ -63,9 +109,8 @@ def run(
 
 def feasible(text: str, workers: int, size: int) -> bool:
     """Whether a laptop can play all workers of this method in minutes."""
-    codes_everything = getattr(parse_exchange(text), "reduce", "") == "gather" and not hasattr(
-        parse_exchange(text), "ratio"
-    )
+    method = parse_exchange(text)
+    codes_everything = getattr(method, "reduce", "") == "gather" and not hasattr(method, "ratio")
     return not codes_everything or workers**2 * size <= DECODED_ENTRIES
 
 
@@ -92,9 +137,9 @@ def measure(text: str, workers: int, size: int, link: Link) -> Row:
         ]
         for session in sessions:
             session.engine.begin_step()
-        kept = network.run(programs)
+        committed = network.run(programs)
         for session in sessions:
-            session.engine.end_step(kept)
+            session.engine.end_step(committed)
     spent = network.meters[0].total.minus(before)
     return Row(
         text,

@@ -73,21 +73,6 @@ def test_a_wrong_method_is_one_line_and_exit_code_2(method: str, expected: str) 
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_bench_digits_trains_and_compares(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    file = tmp_path / "digits.json"
-    arguments = ("--workers", "2", "--steps", "80", "-m", "topk", "--json", str(file))
-    result = call("digits", *arguments, command=bench)
-    assert result.exit_code == 0, result.output
-    dense, topk = json.loads(file.read_text())["results"]
-    assert (dense["method"], topk["method"]) == ("dense", "topk(ratio=0.01)")
-    assert dense["ratio"] == 1.0
-    assert topk["ratio"] < 0.1
-    assert dense["accuracy"] > 0.5
-    assert topk["accuracy"] > 0.5
-    assert "topk(ratio=0.01)" in result.output
-
-
 def test_without_scikit_learn_compare_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     result = call("compare", "--steps", "1")
@@ -130,25 +115,6 @@ sys.exit(", ".join({"torch", "numpy", "numba", "plotly", "jinja2"} & sys.modules
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_bench_methods_counts_copies(tmp_path: Path) -> None:
-    file = tmp_path / "methods.json"
-    arguments = ("--size", "10000", "-m", "dense", "-m", "topk", "--json", str(file))
-    result = call("methods", *arguments, command=bench)
-    assert result.exit_code == 0, result.output
-    rows = json.loads(file.read_text())
-    assert [row["method"] for row in rows] == ["dense", "topk(ratio=0.01)"]
-    assert all(row["copies"] > 0 and row["copies_in_place"] > 0 for row in rows)
-
-
-def test_bench_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
-    file = tmp_path / "overhead.json"
-    result = call("overhead", "--steps", "2", "--json", str(file), command=bench)
-    assert result.exit_code == 0, result.output
-    rows = json.loads(file.read_text())
-    assert [row["buckets"] for row in rows] == [1, 20]
-    assert all(row["parameters"] == 2_599_200 and len(row["milliseconds"]) == 3 for row in rows)
-
-
 def test_a_page_for_each_method(tmp_path: Path) -> None:
     write_pages(tmp_path / "pages", None)
     names = [*thinwire.list_methods(), *thinwire.list_schedules()]
@@ -156,19 +122,6 @@ def test_a_page_for_each_method(tmp_path: Path) -> None:
         assert (tmp_path / "pages" / f"{name}.md").read_text().startswith(f"# {name}\n")
     index = (tmp_path / "pages" / "README.md").read_text()
     assert all(f"[{name}]({name}.md)" in index for name in names)
-
-
-def test_scale_of_few_simulated_workers(tmp_path: Path) -> None:
-    file = tmp_path / "scale.json"
-    arguments = ("--workers", "2,8", "--size", "5000", "-m", "randomblock", "-m", "topk(reduce='gather')")
-    assert call("scale", *arguments, "--json", str(file), command=bench).exit_code == 0
-    rows = {
-        (row["method"].split("(")[0], row["workers"]): row["sent_bytes"]
-        for row in json.loads(file.read_text())
-    }
-    assert rows["randomblock", 8] < 2 * rows["randomblock", 2]
-    assert rows["topk", 8] == 7 * rows["topk", 2]
-    assert "numbers with commas" in call("scale", "--workers", "two", command=bench).output
 
 
 @pytest.mark.parametrize(

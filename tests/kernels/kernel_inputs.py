@@ -95,7 +95,9 @@ def same(a: object, b: object) -> None:
             same(left, right)
     elif isinstance(a, Tensor):
         assert isinstance(b, Tensor)
-        assert a.dtype == b.dtype
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        if a.is_floating_point():
+            assert torch.equal(torch.signbit(a) & ~a.isnan(), torch.signbit(b) & ~b.isnan()), "signs of zeros"
     else:
         assert a == b or (a != a and b != b)  # noqa: PLR0124 - NaN

@@ -2,16 +2,23 @@
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
 from kernel_inputs import same, torch_threads, vector
 
 from thinwire import kernels
+from thinwire.kernels import cpu, reference
 from thinwire.kernels.cpu import FAMILIES, _pool, warm
+from thinwire.kernels.dispatch import dispatch
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("THINWIRE_KERNELS") == "reference", reason="about the compiled kernels"
@@ -28,10 +35,10 @@ def everything(x):
     for rule, argument in (("topk", n // 100), ("gaussiank", n // 100), ("threshold", 2.0)):
         residual, undo = vector("normal", n, 9), torch.empty(n)
         taken = getattr(kernels, f"feedback_{rule}")(residual, x, argument, undo=undo)
-        results += [taken, residual, undo]
+        results += [taken, residual.clone(), undo]
         results.append(getattr(kernels, f"select_feedback_{rule}")(residual, x, argument))
     kernels.commit_feedback(residual, x, taken[0])
-    results += [residual, kernels.feedback_block(residual, x, n - 5, 100), residual]
+    results += [residual.clone(), kernels.feedback_block(residual, x, n - 5, 100), residual]
     for bits, bucket, norm in ((4, 512, "max"), (2, 77, "l2"), (8, n, "l2"), (1, n, "max")):
         packed, scales = kernels.quantise(x, bits, bucket, norm, 5)
         kernels.dequantise_mean([packed] * 3, [scales] * 3, bits, bucket, n, out)
@@ -40,7 +47,7 @@ def everything(x):
     packed, radius = kernels.laq_quantise(x, last, 4)
     results += [packed, radius, kernels.laq_norms(x, last, packed, radius, 4)]
     kernels.laq_apply(last, packed, radius, 4)
-    results.append(last)
+    results.append(last.clone())
     results += [kernels.sign_pack_mean(x), kernels.onebit_pack(x), kernels.two_means(x)]
     signs = kernels.sign_pack(x)
     kernels.sign_mean([signs] * 3, [0.1, 0.2, 0.3], n, out)
@@ -140,19 +147,17 @@ def test_prepare_reports_every_family():
     assert seen[-1][1:] == (len(FAMILIES), len(FAMILIES))
 
 
-def test_after_prepare_nothing_is_compiled():
+def test_after_prepare_nothing_is_compiled_or_loaded():
     """The types that `warm` uses are those that real calls use: otherwise the first step would stall."""
     code = (
-        "import sys, torch\n"
+        "import gc, sys, torch\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from thinwire import kernels\n"
         "kernels.prepare()\n"
-        "from numba.core import event\n"
-        "compiled = []\n"
-        "class Listen(event.Listener):\n"
-        "    def on_start(self, e): compiled.append(str(e.data.get('dispatcher')))\n"
-        "    def on_end(self, e): pass\n"
-        "event.register('numba:compile', Listen())\n"
+        "from numba.core.dispatcher import Dispatcher\n"
+        "ours = [d for d in gc.get_objects() if isinstance(d, Dispatcher) and 'thinwire' in d.__module__]\n"
+        "ready = {d: set(d.overloads) for d in ours}\n"
+        "assert sum(map(len, ready.values())) > 50\n"
         "from kernel_inputs import vector\n"
         "from test_kernel_backend import everything\n"
         "from thinwire.kernels.cpu import _pool\n"
@@ -160,12 +165,69 @@ def test_after_prepare_nothing_is_compiled():
         "x = vector('normal', 3 * _pool.GRAIN + 1234, 0)\n"
         "everything(x)\n"
         "kernels.topk(x.bfloat16(), 50)\n"
-        "assert not compiled, compiled\n"
+        "late = {d.__name__: set(d.overloads) - ready[d] for d in ours if set(d.overloads) != ready[d]}\n"
+        "assert not late, late\n"
     )
     here = __file__.rsplit("/", 1)[0]
     subprocess.run([sys.executable, "-c", code, here], check=True, timeout=150)
 
 
-def test_families_can_be_warmed_one_by_one():
+def test_every_kernel_of_the_reference_has_a_compiled_version_with_the_same_parameters():
+    package = Path(reference.__file__).parent
+    families = {file.stem for file in package.glob("[a-z]*.py")}
+    assert families <= set(FAMILIES)
+    seen = []
+    for file in sorted(package.parent.glob("[a-z]*.py")):
+        for module, name in re.findall(r"dispatch\(\s*(\w+)\.(\w+)", file.read_text()):
+            family = file.stem if module == "reference" else module
+            plain = getattr(import_module(f"thinwire.kernels.reference.{family}"), name)
+            compiled = getattr(import_module(f"thinwire.kernels.cpu.{family}"), name)
+            assert signature(compiled) == signature(plain), (family, name)
+            seen.append(family)
+    assert set(seen) == families
+
+
+def test_a_kernel_runs_without_the_interpreter_lock():
+    x, table = vector("normal", 8_000_000, 0), torch.zeros(7, 20_000)
+    times = []
+
+    def work():
+        kernels.sketch_insert(x[:1000], 7, 20_000, 1, table)
+        times.append(time.perf_counter())
+        kernels.sketch_insert(x, 7, 20_000, 1, table)
+        times.append(time.perf_counter())
+
+    with torch_threads(1):
+        thread = threading.Thread(target=work)
+        thread.start()
+        ticks = []
+        while thread.is_alive():
+            time.sleep(0.001)  # so that the worker never waits for the lock, only we might
+            ticks.append(time.perf_counter())
+        thread.join()
+    begin, end = times
+    quarter = (end - begin) / 4
+    assert any(begin + quarter < tick < end - quarter for tick in ticks)
+
+
+def test_families_are_the_modules_without_underscore_and_can_be_warmed_one_by_one():
+    assert {file.stem for file in Path(cpu.__file__).parent.glob("[a-z]*.py")} == set(FAMILIES)
     for family in FAMILIES:
         warm(family)
+
+
+def test_tensors_that_compiled_kernels_cannot_read_go_to_the_reference():
+    calls = []
+
+    def fake(tensors, x, k, name, nothing):
+        calls.append(k)
+        return "reference"
+
+    fake.__module__ = "thinwire.kernels.reference.finite"
+    x = torch.ones(4)
+    for unreadable in (torch.ones(8)[::2], x.double(), torch.ones(4, device="meta")):
+        for arguments in (([x], unreadable), ([x, unreadable], x), ((unreadable,), x)):
+            assert dispatch(fake, *arguments, 1, "max", None) == "reference"
+    assert len(calls) == 9
+    with pytest.raises(AttributeError, match="fake"):  # looked for among the compiled kernels
+        dispatch(fake, [x], x, 1, "max", None)

@@ -7,7 +7,6 @@ from kernel_inputs import DTYPES, SIZES, choices, counts_for, quick, reference, 
 from thinwire import kernels
 
 undos = st.sampled_from(["none", "separate", "gradient"])
-dtypes = st.sampled_from(DTYPES)
 RULES = ("topk", "gaussiank", "threshold")
 
 

@@ -18,7 +18,7 @@ def a2sgd_apply(
 ) -> None:
     """out = x - local mean + global mean, per sign class; `out` may be `x`.
 
-    The two means are subtracted first, so equal means leave every bit of `x` as it is.
+    The two means are subtracted first, so equal means leave `x` as it is (only -0.0 becomes 0.0).
     """
     check.flat_float("x", x)
     check.output(out, x.numel())

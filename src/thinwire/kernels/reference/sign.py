@@ -37,5 +37,5 @@ def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
 
 
 def _decode(packed: Tensor, high: float, low: float, numel: int) -> Tensor:
-    pair = torch.tensor([low, high], dtype=torch.float32, device=packed.device)
+    pair = torch.tensor([low, high], dtype=torch.float32, device=packed.device) + 0.0  # no -0.0: a sum
     return pair[unpack(packed, 1, numel).long()]
