@@ -1,5 +1,9 @@
 """A group of ranks in lock-step, for the laws."""
 
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+
+import pytest
 import torch
 
 from thinwire import Session, list_methods, parse
@@ -7,7 +11,7 @@ from thinwire.core import Exchange
 from thinwire.drivers import Lockstep
 from thinwire.net.rank_info import RankInfo
 
-SIZES = (1, 2, 3, 5, 8)
+SIZES = (3, 1, 2, 5, 8)
 SHAPES: dict[str, tuple[int, ...]] = {
     "wide": (24, 37),
     "conv": (8, 3, 3, 3),
@@ -102,12 +106,26 @@ ALSO = (
     "powersgd(rank=1, alternate=True, warm_start=False)",
 )
 
-CONFIGURATIONS: tuple[str, ...] = tuple(str(cls()) for cls in list_methods().values()) + ALSO
+DEFAULTS: tuple[str, ...] = tuple(str(cls()) for cls in list_methods().values())
+CONFIGURATIONS = DEFAULTS + ALSO
 
 
 def named(predicate) -> list[str]:
     """The configurations whose traits satisfy the predicate."""
     return [text for text in CONFIGURATIONS if predicate(parse(text).traits)]
+
+
+def every(
+    methods: Iterable[str] = CONFIGURATIONS, *, quick: Collection[str] = DEFAULTS, **ranges: Sequence[object]
+):
+    """Every method with all values of the ranges. Quick ones are tried with the first values."""
+    cases = []
+    for method in methods:
+        for values in itertools.product(*ranges.values()):
+            first = all(value is some[0] for value, some in zip(values, ranges.values(), strict=True))
+            marks = [pytest.mark.quick] if first and method in quick else []
+            cases.append(pytest.param(method, *values, marks=marks))
+    return pytest.mark.parametrize(("method", *ranges), cases)
 
 
 class Cohort:
@@ -153,18 +171,18 @@ class Cohort:
             result, views = session.engine.views(tensors, in_place=in_place)
             results.append(result)
             programs.append(session.engine.program(views))
-        kept = self.driver.run(programs)
+        committed = self.driver.run(programs)
         for session in self.sessions:
-            session.engine.end_step(kept)
+            session.engine.end_step(committed)
         return results
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """What all ranks together still owe, by parameter, in float64."""
-        owed = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self.shapes.items()}
+        """What all ranks together have not sent yet, by parameter, in float64."""
+        found = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self.shapes.items()}
         for session in self.sessions:
             for name, amount in session.residuals().items():
-                owed[name] += amount.double().view(owed[name].shape)
-        return owed
+                found[name] += amount.double().view(found[name].shape)
+        return found
 
 
 def total(inputs: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

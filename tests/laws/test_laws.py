@@ -1,22 +1,31 @@
-"""The laws that every registered method obeys, by its traits."""
+"""The laws that every registered method obeys, by its traits. `-m quick`: one pass over all methods."""
 
+import copy
+import itertools
 import json
 import math
 import re
+from collections.abc import Iterable
 
-import pytest
 import torch
 
-from tests.laws.cohort import CONFIGURATIONS, SHAPES, SIZES, Cohort, named, same_bits, same_state, total
+from tests.laws.cohort import (
+    CONFIGURATIONS,
+    DEFAULTS,
+    SHAPES,
+    SIZES,
+    Cohort,
+    every,
+    named,
+    same_bits,
+    same_state,
+    total,
+)
 from thinwire import parse
 from thinwire.methods.registry import to_json
 
-everywhere = pytest.mark.parametrize("method", CONFIGURATIONS)
-sizes = pytest.mark.parametrize("size", SIZES)
 
-
-@everywhere
-@sizes
+@every(size=SIZES)
 def test_symmetry_and_consensus(method: str, size: int) -> None:
     """All ranks issue the same operations (lock-step fails otherwise) and get equal bits."""
     cohort = Cohort(method, size)
@@ -27,8 +36,7 @@ def test_symmetry_and_consensus(method: str, size: int) -> None:
                 assert all(same_bits(outputs[0][name], other[name]) for other in outputs), name
 
 
-@pytest.mark.parametrize("method", named(lambda traits: traits.conserves))
-@sizes
+@every(named(lambda traits: traits.conserves), size=SIZES)
 def test_conservation(method: str, size: int) -> None:
     """Sum of inputs + old errors = size x output + new errors: nothing is lost."""
     cohort = Cohort(method, size)
@@ -42,7 +50,7 @@ def test_conservation(method: str, size: int) -> None:
             assert (arrived - given[name] - before[name]).abs().max() < 2e-6 * scale * size, name
 
 
-@pytest.mark.parametrize("method", named(lambda traits: traits.unbiased))
+@every(named(lambda traits: traits.unbiased))
 def test_unbiasedness(method: str) -> None:
     """The mean of many runs is the mean of the inputs, within what chance allows."""
     trials, shapes = 400, {"wide": (12, 25), "vector": (130,)}
@@ -66,12 +74,15 @@ def test_unbiasedness(method: str) -> None:
     assert ((signs.double() @ deviation).abs() < 5 * spread).all()
 
 
-@pytest.mark.parametrize("method", [text for text in CONFIGURATIONS if parse(text).exact() is not None])
-@sizes
+def exact(methods: Iterable[str]) -> list[str]:
+    """Their exact configurations; those that several have in common once."""
+    found = [parse(method).exact() for method in methods]
+    return sorted({str(method) for method in found if method is not None})
+
+
+@every(exact(CONFIGURATIONS), quick=exact(DEFAULTS), size=SIZES)
 def test_exact_configuration_equals_the_dense_mean(method: str, size: int) -> None:
-    exact = parse(method).exact()
-    assert exact is not None
-    cohort = Cohort(exact, size)
+    cohort = Cohort(parse(method).exact(), size)
     for step in range(2):
         inputs = cohort.inputs(step)
         truth = {name: sums / size for name, sums in total(inputs).items()}
@@ -79,12 +90,12 @@ def test_exact_configuration_equals_the_dense_mean(method: str, size: int) -> No
             assert (output.double() - truth[name]).abs().max() <= 1e-5 * (1 + truth[name].abs().max()), name
 
 
-@everywhere
-@sizes
+@every(size=SIZES)
 def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
     """On every rank at every step; where ranks or steps are not alike, the most that occurs."""
-    cohort, most = Cohort(method, size), 0
+    cohort, traits, most = Cohort(method, size), parse(method).traits, 0
     promised = cohort.sessions[0].payload_bytes()
+    assert promised is not None or traits.payload == "data-dependent", "other methods know their bytes"
     for session in cohort.sessions:  # warm-ups are over: what is promised is what comes after them
         session.engine.step = max(
             getattr(parse(method), name, 0) for name in ("warmup", "steps", "start_after")
@@ -93,20 +104,18 @@ def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
         before = [meter.payload_bytes for meter in cohort.driver.meters]
         cohort.average(cohort.inputs(step))
         metered = [meter.payload_bytes - old for meter, old in zip(cohort.driver.meters, before, strict=True)]
-        if promised is None:
-            assert parse(method).traits.payload == "data-dependent", (
-                "only ragged methods may not know their bytes"
-            )
-        else:
-            most = max(most, *metered)
-            if parse(method).traits.payload == "fixed":
-                assert set(metered) == {promised}
+        most = max(most, *metered)
+        if promised is not None and traits.payload == "fixed":
+            assert set(metered) == {promised}
     assert promised is None or most == promised
 
 
-@everywhere
+@every()
 def test_purity(method: str) -> None:
-    """Inputs and the global generator are untouched; the same seed gives the same bits, another does not."""
+    """Inputs and the global generator are untouched; the same seed gives the same bits.
+
+    Another seed gives others where chance has a part, and the same where it has none.
+    """
     first, again, other = (Cohort(method, 3, seed=seed) for seed in (5, 5, 6))
     generator, differs = torch.get_rng_state(), False
     for step in range(3):
@@ -124,7 +133,7 @@ def test_purity(method: str) -> None:
         assert differs, "unbiased compression draws at random, so another seed must show"
 
 
-@everywhere
+@every()
 def test_in_place_gives_the_same_bits(method: str) -> None:
     apart, over = Cohort(method, 3), Cohort(method, 3)
     for step in range(3):
@@ -135,9 +144,7 @@ def test_in_place_gives_the_same_bits(method: str) -> None:
         assert same_state(inputs, results)
 
 
-@everywhere
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1, 3])
+@every(dtype=[torch.float32, torch.float16, torch.bfloat16, torch.float64], size=[3, 1])
 def test_edges(method: str, dtype: torch.dtype, size: int) -> None:
     """Zeros, one element, none at all, odd sizes, every dtype, a world of one."""
     shapes = {"none": (0,), "one": (1,), "odd": (7, 11), "long": (1, 129), "empty": (3, 0)}
@@ -157,26 +164,26 @@ def test_edges(method: str, dtype: torch.dtype, size: int) -> None:
         assert all(t.isfinite().all() for t in outputs[0].values())
 
 
-@everywhere
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("tensor", ["wide", "vector"])
-def test_non_finite_input_leaves_no_trace(method: str, value: float, tensor: str) -> None:
+@every()
+def test_non_finite_input_leaves_no_trace(method: str) -> None:
     """Non-finite on one rank: non-finite there on all, and nothing remembered, so training can go on."""
     cohort, untouched = Cohort(method, 3), Cohort(method, 3)
     for step in range(2):
         cohort.average(cohort.inputs(step))
         untouched.average(untouched.inputs(step))
-    saved = [session.state_dict() for session in cohort.sessions]
-    for rank in range(3):
-        inputs = cohort.inputs(9 + rank)
+    saved = copy.deepcopy([session.state_dict() for session in cohort.sessions])
+    cases = itertools.product((math.nan, math.inf, -math.inf), ("wide", "vector"), range(3))
+    for number, (value, tensor, rank) in enumerate(cases):
+        inputs = cohort.inputs(9 + number)
         inputs[rank][tensor].view(-1)[5] = value
         for outputs in cohort.average(inputs):
-            assert not outputs[tensor].view(-1)[5].isfinite()
-    assert same_state(saved, [session.state_dict() for session in cohort.sessions])
+            assert not outputs[tensor].view(-1)[5].isfinite(), (value, tensor, rank)
+        now = [session.state_dict() for session in cohort.sessions]
+        assert same_state(saved, now), (value, tensor, rank)
     assert same_state(cohort.average(cohort.inputs(2)), untouched.average(untouched.inputs(2)))
 
 
-@everywhere
+@every()
 def test_configuration_survives_round_trips(method: str) -> None:
     built = parse(method)
     assert parse(str(built)) == built
@@ -186,23 +193,23 @@ def test_configuration_survives_round_trips(method: str) -> None:
     assert hash(parse(str(built))) == hash(built)
 
 
-@everywhere
+@every()
 def test_state_survives_a_round_trip(method: str, tmp_path) -> None:
     """20 steps straight equal 10, a checkpoint through a file, and 10 more, bit for bit."""
-    straight, first, second = Cohort(method, 3), Cohort(method, 3), Cohort(method, 3)
-    for step in range(10):
-        straight.average(straight.inputs(step))
-        first.average(first.inputs(step))
-    for session in first.sessions:
-        torch.save(session.state_dict(), tmp_path / f"rank{session.rank_info.rank}.pt")
-    for session in second.sessions:
-        session.load_state_dict(torch.load(tmp_path / f"rank{session.rank_info.rank}.pt", weights_only=True))
-    for step in range(10, 20):
+    straight, resumed = Cohort(method, 3), Cohort(method, 3)
+    for step in range(20):
+        if step == 10:
+            for old, new in zip(straight.sessions, resumed.sessions, strict=True):
+                path = tmp_path / f"rank{old.rank_info.rank}.pt"
+                torch.save(old.state_dict(), path)
+                new.load_state_dict(torch.load(path, weights_only=True))
         inputs = straight.inputs(step)
-        assert same_state(straight.average(inputs), second.average(inputs))
+        outputs = straight.average(inputs)
+        if step >= 10:
+            assert same_state(outputs, resumed.average(inputs))
     assert same_state(
         [session.state_dict() for session in straight.sessions],
-        [session.state_dict() for session in second.sessions],
+        [session.state_dict() for session in resumed.sessions],
     )
 
 
@@ -220,7 +227,7 @@ class Quadratic:
         return [{"wide": c * (x - m)} for c, m in zip(self.curvature, self.centres, strict=True)]
 
 
-@pytest.mark.parametrize("method", named(lambda traits: traits.conserves or traits.elementwise))
+@every(named(lambda traits: traits.conserves or traits.elementwise))
 def test_convergence_of_what_conserves(method: str) -> None:
     """Gradient descent comes to the common minimum, as it would with the exact mean."""
     problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})
@@ -235,7 +242,7 @@ def test_convergence_of_what_conserves(method: str) -> None:
     assert (x - problem.best).norm() < 0.02 * problem.best.norm()
 
 
-@pytest.mark.parametrize("method", named(lambda traits: traits.unbiased and not traits.single_mean))
+@every(named(lambda traits: traits.unbiased and not traits.single_mean))
 def test_convergence_of_what_is_unbiased(method: str) -> None:
     """With steps of 1/t the error falls to what the measured variance leaves after T steps: about var/T."""
     problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})

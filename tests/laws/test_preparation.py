@@ -9,7 +9,7 @@ CODE = """
 import json, sys, torch
 from numba.core import event
 from tests.laws.cohort import CONFIGURATIONS, Cohort
-from thinwire.preparation import prepare_for
+from thinwire.sessions.preparation import prepare_for
 
 found = {}
 for method in CONFIGURATIONS:
