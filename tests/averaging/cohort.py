@@ -77,14 +77,14 @@ class Cohort:
         for step in steps:
             for rank in range(len(self.models)):
                 self.local_step(rank, step)
-            self.meet()
+            self.advance()
 
     def local_step(self, rank: int, step: int) -> None:
         self.optimizers[rank].zero_grad()
         self.models[rank](batch(rank, step)).square().mean().backward()
         self.optimizers[rank].step()
 
-    def meet(self) -> None:
+    def advance(self) -> None:
         programs = [session.advance() for session in self.sessions]
         if programs[0] is not None:
             self.driver.run(programs)

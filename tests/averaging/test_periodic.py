@@ -1,4 +1,4 @@
-"""What single options do: when the replicas meet, momentum, buffers, anchors, failures of numbers."""
+"""What single options do: when the replicas synchronise, momentum, buffers, anchors, failures of numbers."""
 
 import copy
 import itertools
@@ -19,7 +19,7 @@ from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.periodic import PeriodicSession
 
 
-def meetings(method: str, steps: int) -> list[tuple[int, list[int]]]:
+def rounds_of(method: str, steps: int) -> list[tuple[int, list[int]]]:
     clock = Clock(parse(method), seed=0)
     found = []
     for _ in range(steps):
@@ -29,19 +29,19 @@ def meetings(method: str, steps: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_when_replicas_meet() -> None:
-    assert meetings("localsgd(every=4)", 12) == [(4, [0]), (8, [0]), (12, [0])]
-    assert [at for at, _ in meetings("localsgd(every=4, warmup=3)", 12)] == [1, 2, 3, 7, 11]
+def test_when_replicas_synchronise() -> None:
+    assert rounds_of("localsgd(every=4)", 12) == [(4, [0]), (8, [0]), (12, [0])]
+    assert [at for at, _ in rounds_of("localsgd(every=4, warmup=3)", 12)] == [1, 2, 3, 7, 11]
     growing = "localsgd(every=2, grow=2.0, longest=9)"
-    assert [at for at, _ in meetings(growing, 40)] == [2, 6, 14, 23, 32]
-    assert meetings("diloco(every=6, fragments=3)", 12) == [(s, [(s // 2 - 1) % 3]) for s in range(2, 13, 2)]
-    assert meetings("localsgd(every=5, fragments=2)", 10) == [(3, [0]), (5, [1]), (8, [0]), (10, [1])]
-    assert meetings("localsgd(every=4, fragments=2, warmup=1)", 5) == [(1, [0, 1]), (3, [0]), (5, [1])]
-    assert [due for _, due in meetings("spasgd(groups=3)", 4)] == [[0], [1], [2], [0]]
+    assert [at for at, _ in rounds_of(growing, 40)] == [2, 6, 14, 23, 32]
+    assert rounds_of("diloco(every=6, fragments=3)", 12) == [(s, [(s // 2 - 1) % 3]) for s in range(2, 13, 2)]
+    assert rounds_of("localsgd(every=5, fragments=2)", 10) == [(3, [0]), (5, [1]), (8, [0]), (10, [1])]
+    assert rounds_of("localsgd(every=4, fragments=2, warmup=1)", 5) == [(1, [0, 1]), (3, [0]), (5, [1])]
+    assert [due for _, due in rounds_of("spasgd(groups=3)", 4)] == [[0], [1], [2], [0]]
 
 
 def test_shuffled_groups_all_have_their_turn_in_every_round() -> None:
-    rounds = meetings("spasgd(groups=6, order='shuffled')", 18)
+    rounds = rounds_of("spasgd(groups=6, order='shuffled')", 18)
     orders = [[due[0] for _, due in rounds[i : i + 6]] for i in (0, 6, 12)]
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert orders[0] != orders[1] or orders[1] != orders[2]
@@ -58,7 +58,7 @@ def test_spa_without_gradients_reaches_consensus_in_one_round() -> None:
     mean = torch.stack([flat(model) for model in cohort.models]).mean(0)
     for _ in range(4):
         assert not equal_parameters(cohort.models[0], cohort.models[1])
-        cohort.meet()
+        cohort.advance()
     assert all(equal_parameters(cohort.models[0], model) for model in cohort.models)
     torch.testing.assert_close(flat(cohort.models[0]), mean, rtol=0, atol=3e-7)
 
@@ -99,7 +99,7 @@ def momenta(cohort: Cohort) -> list[torch.Tensor]:
     ]
 
 
-def test_momentum_at_a_meeting() -> None:
+def test_momentum_in_a_sync_round() -> None:
     kept, averaged, reset = (
         Cohort(f"localsgd(every=3, momentum={m!r})", 2) for m in ("keep", "average", "reset")
     )
@@ -161,7 +161,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
                 cohort.optimizers[rank].zero_grad()
                 cohort.models[rank](batch(rank, step, dtype)).float().square().mean().backward()
                 cohort.optimizers[rank].step()
-            cohort.meet()
+            cohort.advance()
         cohort.sync()
         assert equal_parameters(*cohort.models)
         assert next(cohort.models[0].parameters()).dtype == dtype
@@ -172,8 +172,8 @@ def test_diloco_takes_nesterovs_step() -> None:
     cohort = Cohort("diloco(every=2, outer_lr=0.7, outer_momentum=0.9)", 2)
     outer = [p.detach().clone().requires_grad_() for p in cohort.models[0].parameters()]
     optimizer = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
-    for meeting in range(3):
-        for step in (2 * meeting, 2 * meeting + 1):
+    for sync_round in range(3):
+        for step in (2 * sync_round, 2 * sync_round + 1):
             for rank in range(2):
                 cohort.local_step(rank, step)
             if step % 2:
@@ -181,7 +181,7 @@ def test_diloco_takes_nesterovs_step() -> None:
                     own = [list(model.parameters())[index].detach() for model in cohort.models]
                     anchor.grad = anchor.detach() - (own[0] + own[1]) / 2
                 optimizer.step()
-            cohort.meet()
+            cohort.advance()
         for anchor, p in zip(outer, cohort.models[0].parameters(), strict=True):
             torch.testing.assert_close(p.detach(), anchor.detach(), rtol=0, atol=1e-6)
 
@@ -189,13 +189,13 @@ def test_diloco_takes_nesterovs_step() -> None:
 def test_blend_keeps_a_share_of_the_ranks_own_parameters() -> None:
     cohort = Cohort("localsgd(every=4, fragments=1, overlap=2, blend=0.25)", 2)
     cohort.train(range(4))
-    (meeting, _) = cohort.sessions[0].under_way[0]
-    assert meeting.due == 6
+    (sync_round, _) = cohort.sessions[0].under_way[0]
+    assert sync_round.due == 6
     cohort.train([4])
     for rank in range(2):
         cohort.local_step(rank, 5)
     own = [flat(model) for model in cohort.models]
-    cohort.meet()
+    cohort.advance()
     common = flat(cohort.sessions[0].common_parameters().values())
     for model, before in zip(cohort.models, own, strict=True):
         torch.testing.assert_close(flat(model), 0.25 * before + 0.75 * common, rtol=0, atol=1e-7)
@@ -214,10 +214,10 @@ def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(cap
             cohort.optimizers[1].state[next(cohort.models[1].parameters())]["momentum_buffer"][0, 0] = (
                 torch.inf
             )
-        cohort.meet()
+        cohort.advance()
         for rank in range(3):
             cohort.local_step(rank, 5)
-        cohort.meet()
+        cohort.advance()
         for rank, model in enumerate(cohort.models):
             assert torch.equal(flat(model), common), f"{method}: rank {rank}"
             assert cohort.sessions[rank].aborted == 1
@@ -229,7 +229,7 @@ def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(cap
         assert "the sync round after step 6 is aborted" in caplog.text
 
 
-def test_sync_between_meetings_starts_a_new_cycle_and_is_idle_where_all_are_equal() -> None:
+def test_sync_between_sync_rounds_starts_a_new_cycle_and_is_idle_where_all_are_equal() -> None:
     cohort = Cohort("diloco(every=4)", 2)
     cohort.train(range(6))
     cohort.sync()
@@ -244,7 +244,7 @@ def test_sync_between_meetings_starts_a_new_cycle_and_is_idle_where_all_are_equa
     assert equal_parameters(*cohort.models)
 
 
-def test_the_common_model_can_be_looked_at_between_meetings() -> None:
+def test_the_common_model_can_be_looked_at_between_sync_rounds() -> None:
     cohort = Cohort("localsgd(every=4)", 2)
     cohort.train(range(4))
     common = flat(cohort.models[0])

@@ -47,10 +47,10 @@ def test_a_late_result_is_applied_in_time_and_equal_everywhere(method: str) -> N
     session = cohort.sessions[0]
     seen = 0
     for step in range(24):
-        now = [meeting for meeting, _ in session.under_way if meeting.due == step + 1]
+        now = [sync_round for sync_round, _ in session.under_way if sync_round.due == step + 1]
         cohort.train([step])
-        assert all(meeting.step <= session.step < meeting.due for meeting, _ in session.under_way)
-        for number in [number for meeting in now for number in meeting.numbers]:
+        assert all(sync_round.step <= session.step < sync_round.due for sync_round, _ in session.under_way)
+        for number in [number for sync_round in now for number in sync_round.numbers]:
             for other in cohort.sessions[1:]:
                 pairs = zip(session.fragments[number].blocks, other.fragments[number].blocks, strict=True)
                 same = all(torch.equal(mine.read(), theirs.read()) for mine, theirs in pairs)
@@ -141,7 +141,7 @@ def through_a_file(state: dict) -> dict:
 @pytest.mark.parametrize("method", CONFIGURATIONS)
 @pytest.mark.parametrize("stop", [7, 8])
 def test_a_checkpoint_goes_on_bit_for_bit(method: str, stop: int, optimizer) -> None:
-    """Also between two meetings, and with a result under way; the session's state is all that is saved."""
+    """Also between two sync rounds, and with a result under way; the session's state is all that is saved."""
     options = {"make": normed} | ({"optimizer": optimizer} if optimizer else {})
     straight, before, after = (Cohort(method, 2, **options) for _ in range(3))
     straight.train(range(20))
@@ -236,10 +236,10 @@ def test_an_exchange_inside_sees_what_it_would_see_alone() -> None:
         Session(mlp().named_parameters(), "topk(ratio=0.2)", rank_info=RankInfo(rank, 2), dense_below=64)
         for rank in range(2)
     ]
-    for meeting in range(3):
+    for sync_round in range(3):
         anchors = dict(cohort.sessions[0].common_parameters())
         anchors = {name: anchor.clone() for name, anchor in anchors.items()}
-        for step in (2 * meeting, 2 * meeting + 1):
+        for step in (2 * sync_round, 2 * sync_round + 1):
             for rank in range(2):
                 cohort.local_step(rank, step)
             if step % 2:
@@ -247,10 +247,10 @@ def test_an_exchange_inside_sees_what_it_would_see_alone() -> None:
                     {name: anchors[name] - p.detach() for name, p in model.named_parameters()}
                     for model in cohort.models
                 ]
-            cohort.meet()
+            cohort.advance()
         pairs = [session.engine.views(change) for session, change in zip(alone, changes, strict=True)]
         for session in alone:
-            session.engine.step = meeting
+            session.engine.step = sync_round
         kept = cohort.driver.run(
             [s.engine.program(views) for s, (_, views) in zip(alone, pairs, strict=True)]
         )

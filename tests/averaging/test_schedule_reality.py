@@ -53,8 +53,8 @@ def test_a_slow_worker_delays_the_others_at_the_meeting_only() -> None:
     nap = 1.0
     other, slow = run_local(workers.slow_worker, 2, nap, timeout=60)
     assert slow[9] >= nap
-    assert sum(other[8:15]) < 0.5 * nap, "it should not have waited before the meeting"
-    assert 0.5 * nap < other[15] < nap + 1.0, "the meeting waits for the slow one, and no longer"
+    assert sum(other[8:15]) < 0.5 * nap, "it should not have waited before the sync_round"
+    assert 0.5 * nap < other[15] < nap + 1.0, "the sync round waits for the slow one, and no longer"
     assert sum(other[:8]) + sum(other[8:15]) + other[15] < sum(slow) + 1.0
 
 
@@ -62,7 +62,7 @@ def test_with_overlap_a_late_worker_delays_nobody_until_the_result_is_due() -> N
     nap = 1.0
     (other, first), (slow, second) = run_local(workers.overlapping, 2, nap, timeout=60)
     assert slow[15] >= nap
-    assert max(other[15:18]) < 0.5 * nap, "the meeting was to go on beside the steps"
+    assert max(other[15:18]) < 0.5 * nap, "the sync round was to go on beside the steps"
     assert other[18] > 0.4 * nap, "the result is due after step 19"
     assert torch.equal(first, second)
 
