@@ -19,16 +19,21 @@ from thinwire.errors import StateError
 Check = Callable[[object, str], None]
 """Raises StateError if a value does not fit; the text names it, such as "the checkpoint's step"."""
 Schema = Mapping[str, Check]
+WHOLE = "the checkpoint"
 
 
-def check(schema: Schema, given: object, what: str = "the checkpoint") -> Mapping[str, Any]:
+def check(schema: Schema, given: object, what: str = WHOLE) -> Mapping[str, Any]:
     """`given`, if it has all fields of the schema and each fits."""
     if not isinstance(given, Mapping):
-        raise _not_a_state(given)
+        raise (
+            _not_a_state(given)
+            if what == WHOLE
+            else StateError(f"{what} must be a mapping, not {described(given)}")
+        )
     found = cast("Mapping[str, Any]", given)
     missing = [key for key in schema if key not in found]
     if missing:
-        raise StateError(f"this is not a thinwire checkpoint of this kind: it has no {missing[0]!r}")
+        raise StateError(f"{_incomplete(what)}: it has no {missing[0]!r}")
     for key, fits in schema.items():
         fits(found[key], f"{what}'s {key}")
     return found
@@ -44,6 +49,10 @@ def as_list(given: object) -> list[Mapping[str, Any]]:
     if not states:
         raise StateError("no state was given: a rank without one of its own loads any with on_resize='drop'")
     return states
+
+
+def _incomplete(what: str) -> str:
+    return "this is not a thinwire checkpoint of this kind" if what == WHOLE else f"{what} is incomplete"
 
 
 def _not_a_state(given: object) -> StateError:

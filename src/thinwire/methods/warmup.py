@@ -30,8 +30,8 @@ class Warmup(Exchange):
 
     Example:
         >>> import thinwire
-        >>> thinwire.parse("warmup(steps=500, method=powersgd(rank=2))")
-        Warmup(steps=500, method=powersgd(rank=2))
+        >>> str(thinwire.parse("warmup(steps=500, method=powersgd(rank=2))"))
+        'warmup(steps=500, method=powersgd(rank=2))'
     """
 
     name = "warmup"
