@@ -21,7 +21,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
-# The fast check, at most two minutes: lint, the house, one pass of the laws, doctests and a smoke test.
+# The fast check, at most two minutes: lint, the layers, one pass of the laws (convergence apart), doctests, real processes.
 check: lint
 	$(BIN)/pytest -n 2 -m quick
 

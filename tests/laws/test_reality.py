@@ -20,7 +20,7 @@ def average_everything(worker: Worker, given: list) -> dict[str, list]:
     return results
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.quick), 4])
 def test_reality(size: int) -> None:
     given = [Cohort("dense", size).inputs(step) for step in range(STEPS)]
     everybody = run_local(average_everything, size, given, timeout=150)
