@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from thinwire.core.channel import Program
 from thinwire.drivers.blocking import drive_until_commit, finish
@@ -92,17 +96,11 @@ class Job:
     program: Program
     step: Step
     done: Callable[[BaseException | None], None]
-    device_scope: Callable[[], DeviceScope]
+    device: torch.device
 
 
-class DeviceScope:
-    """Where the work of a lane runs; a no-op on the CPU. See `drivers/streams.py` for CUDA."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        return None
+Scope = Callable[[], AbstractContextManager[Any]]
+"""Where the work of one job runs; a lane enters it for each part of that work."""
 
 
 class Lanes:
@@ -111,6 +109,7 @@ class Lanes:
     def __init__(self, executors: Sequence[ProcessGroupExecutor], *, overlap: bool) -> None:
         self._wires = list(executors)
         self._broken: BaseException | None = None
+        self._streams: dict[tuple[int, torch.device], Any] = {}
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
         if overlap:
@@ -126,7 +125,8 @@ class Lanes:
         """Submit a program to lane `number` (modulo the number of lanes)."""
         job.step.enter()
         number %= len(self._wires)
-        self._put(number, lambda: self._rounds(number, job))
+        scope = self._scope(number, job.device)
+        self._put(number, lambda: self._rounds(number, job, scope))
 
     def close(self) -> None:
         """Let the lanes finish their queues, then end their threads."""
@@ -138,6 +138,21 @@ class Lanes:
         self._threads.clear()
         self._queues.clear()
 
+    def _scope(self, number: int, device: torch.device) -> Scope:
+        """On CUDA a stream of the lane's own, behind what the training loop has queued so far."""
+        if device.type != "cuda":
+            return nullcontext
+        stream = self._streams.setdefault((number, device), torch.cuda.Stream(device))
+        ready = torch.cuda.current_stream(device).record_event()
+
+        @contextmanager
+        def on_stream() -> Generator[None]:
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                yield
+
+        return on_stream
+
     def _put(self, number: int, task: Callable[[], None]) -> None:
         if self._queues:
             self._queues[number].put(task)
@@ -148,11 +163,11 @@ class Lanes:
         while (task := self._queues[number].get()) is not None:
             task()
 
-    def _rounds(self, number: int, job: Job) -> None:
+    def _rounds(self, number: int, job: Job, scope: Scope) -> None:
         try:
             if self._broken is not None:
                 raise self._broken
-            with job.device_scope():
+            with scope():
                 commit_request = drive_until_commit(job.program, self._wires[number].execute)
         except BaseException as error:  # handed to the waiting training loop, whatever it is
             self._broken = error
@@ -162,16 +177,21 @@ class Lanes:
             return
         if commit_request is None:
             job.step.leave()
-            with job.device_scope():
+            with scope():
                 job.done(None)
             return
-        job.step.park(job, commit_request.finite, lambda: self._put(number, lambda: self._finish(job)))
+        job.step.park(job, commit_request.finite, lambda: self._put(number, lambda: self._finish(job, scope)))
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: Job, scope: Scope) -> None:
         try:
-            with job.device_scope():
+            with scope():
                 finish(job.program, job.step.committed)
                 job.done(None)
         except BaseException as error:
             self._broken = error
             job.done(error)
+
+
+def future_for(device: torch.device) -> torch.futures.Future[torch.Tensor]:
+    """A future; on CUDA, waiting for it also waits for the stream of the lane."""
+    return torch.futures.Future(devices=[device] if device.type == "cuda" else None)

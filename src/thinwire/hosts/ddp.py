@@ -15,8 +15,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.routing import View
 from thinwire.drivers.direct import Direct
-from thinwire.drivers.lanes import Job, Lanes, Step
-from thinwire.drivers.streams import LaneStreams, future_for
+from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.sessions.gradient import Session
 
@@ -168,7 +167,6 @@ class _DdpHost:
         self.lanes = lanes
         self._name_of = {id(parameter): name for name, parameter in names.items()}
         self._parameters = names  # keeps the ids valid
-        self._streams = LaneStreams()
         self._step: Step | None = None
         self._held: list[tuple[View, torch.futures.Future[torch.Tensor]]] = []
         self._layouts: dict[tuple[int, ...], Layout] = {}
@@ -238,9 +236,8 @@ class _DdpHost:
 
         lane = self._next_lane
         self._next_lane += 1
-        scope = self._streams.scope(lane, buckets[0][0].x.device)
         program = self.engine.program([view for view, _ in buckets])
-        self.lanes.submit(lane, Job(program, step, done, scope))
+        self.lanes.submit(lane, Job(program, step, done, buckets[0][0].x.device))
 
     def _view(self, bucket: dist.GradBucket) -> View:
         buffer, parameters = bucket.buffer(), bucket.parameters()

@@ -17,8 +17,7 @@ from thinwire.averaging.fragments import Block, cut
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
 from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.core.engine import Engine
-from thinwire.drivers.lanes import Job, Lanes, Step
-from thinwire.drivers.streams import LaneStreams, future_for
+from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.dense import Dense
 from thinwire.net.costs import Link
@@ -88,7 +87,6 @@ class PeriodicSession(BaseSession):
             link=link,
         )
         self.under_way: list[tuple[SyncRound, Callable[[], None]]] = []
-        self._streams = LaneStreams()
         self._lanes: Lanes | None = None
         self._announced = False
         self.start(process_group, rank_info)
@@ -313,7 +311,7 @@ class PeriodicSession(BaseSession):
 
         step = Step(lambda committed: None)
         program = Timed(self._program(sync_round), self.meter)
-        self._lanes.submit(0, Job(program, step, done, self._streams.scope(0, device)))
+        self._lanes.submit(0, Job(program, step, done, device))
         step.close()
         self.under_way.append((sync_round, wait))
 
