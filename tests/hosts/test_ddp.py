@@ -1,6 +1,7 @@
 """The DDP host: whatever DDP does with its buckets, training equals `session.average` in a plain loop."""
 
 import copy
+import logging
 import threading
 
 import pytest
@@ -509,3 +510,25 @@ def never_detached(worker: Worker) -> None:
 @pytest.mark.parametrize("function", [destroyed_first, never_detached])
 def test_careless_endings(function) -> None:
     run_local(function, 2)
+
+
+def announced(worker: Worker) -> tuple[str, int]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("thinwire").addHandler(handler)
+    logging.getLogger("thinwire").setLevel(logging.INFO)
+    model = wrap(mlp())
+    session = thinwire.attach(model, "dense")
+    for step in range(3):
+        square_loss(model, worker.rank, step).backward()
+    buckets = buckets_of(model)
+    session.detach()
+    return "\n".join(lines), buckets
+
+
+def test_the_line_at_the_start_counts_the_operations_of_the_final_buckets() -> None:
+    line, buckets = run_local(announced, 2)[0]
+    assert buckets > 1
+    assert line.count("\n") == 0
+    assert f"in {buckets} operations, 100 % of dense's" in line

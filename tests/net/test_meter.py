@@ -38,3 +38,17 @@ def test_a_program_s_own_time_is_counted_and_its_waiting_is_not() -> None:
     with pytest.raises(StopIteration):
         program.send(None)
     assert 0.04 <= meter.work_seconds < 0.2
+
+
+def test_it_prints_as_a_short_table() -> None:
+    meter = Meter()
+    assert "per step" not in str(meter)
+    meter.count("all_gather", Tally(3, 1000, 24, 3100, 3100), ended=1.0)
+    meter.count("all_reduce", Tally(1, 500, 0, 900, 900), ended=2.0)
+    meter.count_step()
+    meter.count_step()
+    lines = str(meter).splitlines()
+    assert [line.split()[0] for line in lines] == ["bytes", "all_gather", "all_reduce", "total", "per", "2"]
+    assert lines[1].split() == ["all_gather", "3", "1,024", "3,100", "3,100"]
+    assert lines[4].split() == ["per", "step", "2", "762", "2,000", "2,000"]
+    assert max(map(len, lines)) < 100

@@ -89,7 +89,7 @@ class Engine:
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
         self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
         self._lock = threading.Lock()
-        self._announced = False
+        self._announced: list[Tally] = []  # what the first two steps sent
         self._before_step = Tally()
 
     # -- the group -------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Engine:
             self.scale = scale
         for each in self.executors:
             each.label = f"step {self.meter.steps}"
-        if not self._announced:
+        if len(self._announced) < 2:
             self._before_step = self.meter.total
 
     def program(self, views: Sequence[View]) -> Program:
@@ -245,9 +245,10 @@ class Engine:
         # A method that remembers nothing has no use for a count, nor the data to commit it.
         if committed and self.remembers:
             self.step += 1
-        if self.executors and not self._announced:
-            self._announced = True
-            self._announce(self.meter.total.minus(self._before_step))
+        if self.executors and len(self._announced) < 2:
+            self._announced.append(self.meter.total.minus(self._before_step))
+            if len(self._announced) == 2 and self.rank_info.rank == 0:
+                self._announce(*self._announced)
 
     async def _program(self, views: Sequence[View]) -> None:
         groups, mark = self._plan([view.layout for view in views])
@@ -302,19 +303,21 @@ class Engine:
         rates = {float(group.get("lr", 1.0)) for group in groups}
         return rates.pop() if len(rates) == 1 else 1.0
 
-    def _announce(self, first: Tally) -> None:
-        if self.rank_info.rank == 0:
-            payload = first.payload_bytes + first.overhead_bytes
-            log.info(
-                "%s on %d ranks: %s payload per step against %s dense (%.3g %%), %d %s",
-                self.method,
-                self.rank_info.size,
-                f"{payload:,} bytes",
-                f"{self.dense_bytes:,}",
-                100 * payload / max(self.dense_bytes, 1),
-                first.operations,
-                "round" if first.operations == 1 else "rounds",
-            )
+    def _announce(self, first: Tally, second: Tally) -> None:
+        """The larger of both: lazy methods may skip the second, and DDP makes its buckets after the first."""
+        payload = max(tally.payload_bytes + tally.overhead_bytes for tally in (first, second))
+        operations = max(first.operations, second.operations)
+        log.info(
+            "%s on %d ranks: each rank contributes %s%s bytes per step in %d %s, %.3g %% of dense's %s",
+            self.method,
+            self.rank_info.size,
+            "" if self.method.traits.payload == "fixed" else "up to ",
+            f"{payload:,}",
+            operations,
+            "operation" if operations == 1 else "operations",
+            100 * payload / max(self.dense_bytes, 1),
+            f"{self.dense_bytes:,}",
+        )
 
     # -- states ----------------------------------------------------------------------------------------
 

@@ -77,6 +77,26 @@ class Meter:
             self.network_seconds = 0.0
             self.by_operation.clear()
 
+    def __str__(self) -> str:
+        """A short table: bytes by operation, all together, and per step."""
+        rows = [(name, tally) for name, tally in sorted(self.by_operation.items())]
+        total = self.total
+        if len(rows) > 1:
+            rows.append(("total", total))
+        lines = [f"{'bytes':<16}{'operations':>10}{'payload':>16}{'sent':>16}{'received':>16}"]
+        for name, tally in rows:
+            sizes = (tally.payload_bytes + tally.overhead_bytes, tally.sent_bytes, tally.received_bytes)
+            lines.append(f"{name:<16}{tally.operations:>10,}" + "".join(f"{size:>16,}" for size in sizes))
+        if self.steps:
+            sizes = (total.payload_bytes + total.overhead_bytes, total.sent_bytes, total.received_bytes)
+            cells = "".join(f"{size / self.steps:>16,.0f}" for size in sizes)
+            lines.append(f"{'per step':<16}{total.operations / self.steps:>10,.4g}{cells}")
+        steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
+        lines.append(
+            f"{steps}, {self.network_seconds:.3g} s on the network, {self.work_seconds:.3g} s of compression"
+        )
+        return "\n".join(lines)
+
     @property
     def total(self) -> Tally:
         with self._lock:

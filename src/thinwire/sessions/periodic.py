@@ -367,8 +367,8 @@ class PeriodicSession(BaseSession):
         payload = first.payload_bytes + first.overhead_bytes
         steps = self.method.period / self.method.fragment_count
         log.info(
-            "%s on %d ranks: a sync round has a payload of %s bytes in %d %s, one every %g steps (%.3g %% of "
-            "dense steps); between them the replicas differ",
+            "%s on %d ranks: each rank contributes %s bytes to a sync round, in %d %s, one every %g steps "
+            "(%.3g %% of dense); between sync rounds the replicas differ",
             self.method,
             self.rank_info.size,
             f"{payload:,}",
