@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run lint check test test-slow coverage mutants walk bench pages clean
+.PHONY: setup run lint check test test-slow coverage mutants walk bench pages dist clean
 
 setup: .venv/ready
 
@@ -54,5 +54,11 @@ bench: setup
 pages: setup
 	$(BIN)/python -m reproductions.method_pages
 
+# The wheel and the source archive in dist/, checked.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf .venv out
+	rm -rf .venv out dist

@@ -6,7 +6,10 @@ from types import coroutine
 from typing import Any
 
 import pytest
+import torch
 
+from thinwire import Session
+from thinwire.net.launch import Worker, run_local
 from thinwire.net.meter import Meter, Tally, Timed
 
 
@@ -52,3 +55,19 @@ def test_it_prints_as_a_short_table() -> None:
     assert lines[1].split() == ["all_gather", "3", "1,024", "3,100", "3,100"]
     assert lines[4].split() == ["per", "step", "2", "762", "2,000", "2,000"]
     assert max(map(len, lines)) < 100
+
+
+def broadcast(worker: Worker) -> tuple[int, int]:
+    """One step of a method whose leader sends its indices to everybody."""
+    parameter = torch.zeros(64, 64)
+    session = Session([("w", parameter)], "scalecom(ratio=0.05)", seed=0)
+    session.average({"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(worker.rank))})
+    session.detach()
+    return session.meter.sent_bytes, session.meter.received_bytes
+
+
+def test_sent_and_received_are_counted_apart() -> None:
+    sent, received = zip(*run_local(broadcast, 3), strict=True)
+    assert sum(sent) == sum(received)
+    assert sent[0] > received[0]  # the leader of the first step
+    assert sent != received

@@ -68,6 +68,8 @@ def serve(
         checks.whole("asylpg", "checkpoint_every", checkpoint_every, 1)
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ConfigError("asylpg: resume and checkpoint_every need checkpoint=FILE")
+    if checkpoint is not None:
+        checkpoints.require()
     agreement = Agreement(options, problem.size, problem.rows, shards, workers)
     if not 0 <= shard < shards:
         raise ConfigError(f"asylpg: shard must be from 0 to {shards - 1}, not {shard}")
@@ -182,6 +184,8 @@ def asylpg(
         raise ConfigError(
             f"asylpg: {dist.get_world_size()} ranks are too few for {shards} shards and one worker at least"
         )
+    if checkpoint is not None:
+        checkpoints.require()
     problem = as_problem(model, loss, dataset)
     common = {"workers": workers, "shards": shards, "store": store, "name": name, "timeout": timeout}
     if rank >= shards:

@@ -7,22 +7,29 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import safetensors
 import torch
-from safetensors.numpy import save as to_safetensors
 
 from thinwire.core import schema
-from thinwire.errors import StateError
+from thinwire.errors import ConfigError, StateError
 from thinwire.server.record import EpochRecord
 from thinwire.server.server import Server, ServerState
 
 FORMAT = 2
 ARRAYS = ("x", "y", "snapshot", "full", "total", "staleness")
 COUNTS = ("epoch", "version", "applied", "bits_down", "bits_up")
+
+
+def require() -> None:
+    """A clear error, before any work, if files cannot be written."""
+    if find_spec("safetensors") is None:
+        raise ConfigError(
+            "checkpoints of the parameter server need safetensors: pip install 'thinwire[server]'"
+        )
 
 
 def path_of(path: str | Path, shard: int, shards: int) -> Path:
@@ -33,6 +40,8 @@ def path_of(path: str | Path, shard: int, shards: int) -> Path:
 
 def save(server: Server, path: Path) -> None:
     """Write the state. The file is replaced in one step, so it is never half written."""
+    from safetensors.numpy import save as to_safetensors
+
     state = server.state
     arrays = {name: np.ascontiguousarray(getattr(state, name)) for name in ARRAYS}
     about: dict[str, object] = {
@@ -55,6 +64,8 @@ def save(server: Server, path: Path) -> None:
 
 def load(server: Server, path: Path) -> None:
     """Put a saved state into a new server once all of it is checked; StateError names what does not fit."""
+    import safetensors
+
     found: dict[str, Any] = {}
     try:
         with cast(Any, safetensors.safe_open)(path, framework="pt") as file:
