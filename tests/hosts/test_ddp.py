@@ -532,3 +532,23 @@ def test_the_line_at_the_start_counts_the_operations_of_the_final_buckets() -> N
     assert buckets > 1
     assert line.count("\n") == 0
     assert f"in {buckets} operations, 100 % of dense's" in line
+
+
+def compiled(worker: Worker) -> dict[str, torch.Tensor]:
+    """`torch.compile` around DDP, as its documentation recommends; DDP's buckets split the graph."""
+    results = {}
+    for method in ("topk(ratio=0.2)", "qsgd", "powersgd(rank=1)"):
+        big, options = mlp(width=600), {"bucket_cap_mb": 2}
+        model = wrap(copy.deepcopy(big), **options)
+        session = thinwire.attach(model, method)
+        fast = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+        results[method] = train(fast, worker.rank, STEPS, optimizer=optimizer)
+        results[f"{method} reference"] = under_ddp(worker, big, method, STEPS, ddp=options)
+        assert buckets_of(model) > 1
+        session.detach()
+    return results
+
+
+def test_a_compiled_model_trains_as_the_model_itself() -> None:
+    assert_same_everywhere(run_local(compiled, 2, timeout=120), within=1e-5)
