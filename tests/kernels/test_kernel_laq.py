@@ -8,7 +8,7 @@ from kernel_inputs import DTYPES, FINITE_KINDS, quick, reference, same, vector, 
 
 from thinwire import kernels
 
-BITS = (1, 2, 4, 8)
+BITS = range(1, 9)
 
 
 @quick
@@ -68,3 +68,13 @@ def test_hostile_payloads_are_refused():
         with pytest.raises(kernels.PayloadError):
             kernels.laq_apply(last, codes, radius, 4)
     assert bool((last == 0).all())
+
+
+def test_every_width_has_the_length_of_its_bits():
+    grad = vector("normal", 1000, 1)
+    for bits in BITS:
+        packed, _ = kernels.laq_quantise(grad, torch.zeros(1000), bits)
+        assert packed.numel() == 125 * bits
+    for bits in (0, 9):
+        with pytest.raises(ValueError, match="1 to 8"):
+            kernels.laq_quantise(grad, torch.zeros(1000), bits)

@@ -53,6 +53,11 @@ def bit_width(bits: int) -> None:
         raise ValueError(f"bits must be one of {BIT_WIDTHS}, not {bits}")
 
 
+def any_bit_width(bits: int) -> None:
+    if bits not in range(1, 9):
+        raise ValueError(f"bits must be 1 to 8, not {bits}")
+
+
 def count(k: int, numel: int) -> int:
     """How many entries to select: negative is an error, more than there are means all."""
     if k < 0:

@@ -27,7 +27,7 @@ def laq_quantise(grad: Tensor, last: Tensor, bits: int, update: bool = False) ->
 def laq_apply(last: Tensor, packed: Tensor, radius: float, bits: int) -> None:
     """Move `last` by the decoded difference, in place and bit-identical on every rank."""
     check.flat_float32("last", last)
-    check.bit_width(bits)
+    check.any_bit_width(bits)
     check.packed(packed, check.packed_length(bits, last.numel()))
     _check_radius(radius)
     dispatch(reference.laq_apply, last, packed, radius, bits)
@@ -45,7 +45,7 @@ def _check_pair(grad: Tensor, last: Tensor, bits: int) -> None:
     check.flat_float("grad", grad)
     check.flat_float32("last", last)
     check.same_size("grad", grad, "last", last)
-    check.bit_width(bits)
+    check.any_bit_width(bits)
 
 
 def _check_radius(radius: float) -> None:

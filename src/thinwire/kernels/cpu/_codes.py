@@ -17,6 +17,7 @@ _4A, _4B, _4C = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF), np
 _2A, _2B, _2C = np.uint64(0x000F000F000F000F), np.uint64(0x000000FF000000FF), np.uint64(0x0303030303030303)
 _1A, _1B, _1C = np.uint64(0x0003000300030003), np.uint64(0x0000000F0000000F), np.uint64(0x0101010101010101)
 _4, _8, _16 = np.uint64(4), np.uint64(8), np.uint64(16)
+_TWO, _32, _64 = np.uint64(2), np.uint64(32), np.uint64(64)
 _6, _12, _24 = np.uint64(6), np.uint64(12), np.uint64(24)
 _7, _14, _28 = np.uint64(7), np.uint64(14), np.uint64(28)
 _ONE = np.float32(1.0)
@@ -36,6 +37,43 @@ def copy_bytes(to: U8, source: U8) -> None:
     # A loop: slice assignment would go byte by byte.
     for j in range(len(to)):
         to[j] = source[j]
+
+
+@kernel
+def spread(bits: np.uint64, places: np.uint64) -> np.uint64:
+    """A mask with the low `bits` bits of every `places` bits."""
+    mask, part = np.uint64(0), (np.uint64(1) << bits) - np.uint64(1)
+    for at in range(0, 64, int(places)):
+        mask |= part << np.uint64(at)
+    return mask
+
+
+@kernel
+def pack_words(words: U64, bits: np.uint64, out: U8) -> None:
+    """Eight codes of any width in every word, to `bits` bytes each."""
+    ones, twos, fours = spread(bits, _16), spread(_TWO * bits, _32), spread(_4 * bits, _64)
+    size = int(bits)
+    for j in range(len(words)):
+        x = words[j]
+        x = (x & ones) | ((x & (ones << _8)) >> (_8 - bits))
+        x = (x & twos) | ((x & (twos << _16)) >> (_16 - _TWO * bits))
+        x = (x & fours) | ((x & (fours << _32)) >> (_32 - _4 * bits))
+        for k in range(size):
+            out[size * j + k] = np.uint8(x >> np.uint64(8 * k))
+
+
+@kernel
+def unpack_words(packed: U8, bits: np.uint64, words: U64) -> None:
+    """Undo `pack_words`."""
+    ones, twos, fours = spread(bits, _16), spread(_TWO * bits, _32), spread(_4 * bits, _64)
+    size = int(bits)
+    for j in range(len(words)):
+        x = np.uint64(0)
+        for k in range(size):
+            x |= np.uint64(packed[size * j + k]) << np.uint64(8 * k)
+        x = (x & fours) | ((x << (_32 - _4 * bits)) & (fours << _32))
+        x = (x & twos) | ((x << (_16 - _TWO * bits)) & (twos << _16))
+        words[j] = (x & ones) | ((x << (_8 - bits)) & (ones << _8))
 
 
 @kernel
@@ -62,6 +100,9 @@ def pack_tile(codes: U8, n: int, bits: int, scratch: U64, out: U8) -> None:
             x = (x | (x >> _6)) & _2A
             x = (x | (x >> _12)) & _2B
             two[j] = np.uint16(x | (x >> _24))
+        copy_bytes(out[:size], scratch.view(np.uint8)[:size])
+    elif bits != 1:
+        pack_words(words, np.uint64(bits), scratch.view(np.uint8))
         copy_bytes(out[:size], scratch.view(np.uint8)[:size])
     else:
         one = scratch.view(np.uint8)
@@ -96,6 +137,8 @@ def unpack_tile(packed: U8, n: int, bits: int, scratch: U64, codes: U8) -> None:
             x = (x | (x << _24)) & _2B
             x = (x | (x << _12)) & _2A
             words[j] = (x | (x << _6)) & _2C
+    elif bits != 1:
+        unpack_words(scratch.view(np.uint8), np.uint64(bits), words)
     else:
         one = scratch.view(np.uint8)
         for j in range(len(words)):

@@ -39,7 +39,7 @@ def encode_difference(
 ) -> None:
     """All codes of the range, which begins with a byte; with `update` the state moves at once."""
     done = 0
-    if step > _TINY:
+    if step > _TINY and in_blocks(bits):
         done = len(grad) - len(grad) % LANES
         encode_blocks(grad[:done], last[:done], radius, step, bits, update, packed)
     codes = np.empty(TILE, np.uint8)
@@ -87,12 +87,23 @@ def encode_blocks(
 
 
 @kernel
+def in_blocks(bits: int) -> bool:
+    """Whether codes of this width are made and read in blocks of 64; the others go by tiles."""
+    return bits in (1, 2, 4, 8)
+
+
+@kernel
 def apply_difference(last: F32, packed: U8, radius: np.float32, step: np.float32, bits: int) -> None:
-    done = len(last) - len(last) % LANES
-    apply_blocks(last[:done], packed, radius, step, bits)
-    codes = np.empty(LANES, np.uint8)
-    unpack_tile(packed[done * bits // 8 :], len(last) - done, bits, np.empty(LANES // 8, np.uint64), codes)
-    move(last[done:], codes, radius, step)
+    done = 0
+    if in_blocks(bits):
+        done = len(last) - len(last) % LANES
+        apply_blocks(last[:done], packed, radius, step, bits)
+    codes = np.empty(TILE, np.uint8)
+    scratch = np.empty(TILE // 8, np.uint64)
+    for lo in range(done, len(last), TILE):
+        hi = min(lo + TILE, len(last))
+        unpack_tile(packed[lo * bits // 8 : (hi * bits + 7) // 8], hi - lo, bits, scratch, codes)
+        move(last[lo:hi], codes, radius, step)
 
 
 @kernel

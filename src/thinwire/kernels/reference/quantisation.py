@@ -76,8 +76,12 @@ def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int) -> Tens
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes of 1 to 8 bits one after the other, the first in the lowest bits of the first byte."""
     if bits == 8:
         return codes
+    if 8 % bits:
+        places = torch.arange(bits, device=codes.device)
+        return pack(((codes[:, None] >> places) & 1).flatten(), 1)
     per_byte = 8 // bits
     padded = torch.zeros(-(-codes.numel() // per_byte) * per_byte, dtype=torch.uint8, device=codes.device)
     padded[: codes.numel()] = codes
@@ -91,6 +95,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, numel: int) -> Tensor:
     if bits == 8:
         return packed[:numel]
+    if 8 % bits:
+        places = torch.arange(bits, device=packed.device)
+        return (unpack(packed, 1, bits * numel).view(numel, bits) << places).sum(1).to(torch.uint8)
     mask = 2**bits - 1
     columns = [(packed >> shift) & mask for shift in range(0, 8, bits)]
     return torch.stack(columns, dim=1).flatten()[:numel]
