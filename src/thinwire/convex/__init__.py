@@ -1,15 +1,22 @@
-"""Lazy gradient descent for your own losses: GD, QGD, LAG and LAQ with M workers."""
+"""Lazy gradient descent for your own losses: GD, QGD, LAG, LAQ and IAG with M workers."""
 
 from thinwire.convex.descent import lazy_gd, lazy_gd_on_this_rank, lazy_gd_steps
+from thinwire.convex.heterogeneity import Heterogeneity, heterogeneity
 from thinwire.convex.options import Descent, Iteration, Known, Objective, Trace
+from thinwire.convex.problems import increasing_smoothness, softmax_regression, squares
 
 __all__ = [
     "Descent",
+    "Heterogeneity",
     "Iteration",
     "Known",
     "Objective",
     "Trace",
+    "heterogeneity",
+    "increasing_smoothness",
     "lazy_gd",
     "lazy_gd_on_this_rank",
     "lazy_gd_steps",
+    "softmax_regression",
+    "squares",
 ]

@@ -143,7 +143,8 @@ def lazy_gd(
         known: to continue an earlier run.
         by: "loop" is the fastest, without a network; "lockstep" runs the program of every rank over metered
             operations in this process; "processes" starts a process for each worker, connected by gloo, and
-            needs objectives that can be pickled. Under "lag-ps" the first worker is the server as well.
+            needs objectives that can be pickled. Where a server chooses ("lag-ps" and the two of IAG) the
+            first worker is the server as well.
         on_iteration: called with each iteration.
         timeout: for "processes", in seconds.
     """
@@ -156,7 +157,7 @@ def lazy_gd(
     if by == "loop":
         for one in _loop(task, trace):
             over(one)
-    elif how.algorithm == "lag-ps":
+    elif how.by_server:
         _by_local_server(task, trace, over)
     else:
         _by_lockstep(task, trace, over)
@@ -192,7 +193,7 @@ def lazy_gd_on_this_rank(
 ) -> Trace:
     """`lazy_gd` in your own program, with a process group: to be called on every rank.
 
-    Each rank is a worker. Under "lag-ps" the first rank is the server as well and only it has a trace. As the
+    Each rank is a worker. Where a server chooses, it is the first rank, and only that has a trace. As the
     others compute nothing unless asked, it needs `total_loss` to report losses (NaN without).
     """
     group = process_group if process_group is not None else dist.group.WORLD
@@ -214,7 +215,7 @@ def _loop(task: _Task, trace: Trace) -> Iterator[Iteration]:
     iterate, nodes = task.iterate(), [task.node(worker) for worker in range(len(task.objectives))]
     while True:
         theta, bound = iterate.theta, iterate.bound
-        asked = iterate.to_ask() if task.how.algorithm == "lag-ps" else range(len(nodes))
+        asked = iterate.to_ask() if task.how.by_server else range(len(nodes))
         uploaders: list[int] = []
         for worker in asked:
             node = nodes[worker]
@@ -228,7 +229,8 @@ def _loop(task: _Task, trace: Trace) -> Iterator[Iteration]:
                 iterate.total = iterate.total + node.upload(mine)
                 uploaders.append(worker)
         trace.theta = theta
-        one = iterate.record(uploaders, len(asked), task.loss(theta), task.optimum)
+        loss = sum(node.loss(theta) for node in nodes)
+        one = iterate.record(uploaders, len(asked), loss, task.optimum)
         yield one
         if task.over(one):
             return
@@ -280,7 +282,7 @@ class _Replica:
         node, iterate = self.node, self.iterate
         mine = node.compute(iterate.theta)
         flag = torch.tensor([node.flag(mine, iterate.bound)], dtype=torch.uint8)
-        loss = torch.tensor([node.objective.value(iterate.theta)], dtype=torch.float64)
+        loss = torch.tensor([node.loss(iterate.theta)], dtype=torch.float64)
         received = await ch.gather([flag, loss])
         flags = lazy.check_flags([int(theirs[0]) for theirs, _ in received])
         if lazy.BROKEN in flags:
@@ -313,7 +315,7 @@ def _on_this_rank(
         agree(task.describe(), executor.execute, dist.get_process_group_ranks(group))
         meter.reset()
         rank, size = group.rank(), group.size()
-        if task.how.algorithm != "lag-ps":
+        if not task.how.by_server:
             driver, replica = Blocking(executor.execute), _Replica(task, RankInfo(rank, size))
             driver.run(replica.program())
             while not over(replica.record):

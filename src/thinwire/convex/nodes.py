@@ -24,10 +24,19 @@ class Node:
         self.last = torch.zeros_like(start) if last is None else last.double().clone()
         self.silence = 0
         self.error = 0.0
+        self._known: tuple[torch.Tensor, float] | None = None
 
     def compute(self, theta: torch.Tensor) -> Upload:
         """What an upload of the gradient would be."""
-        return self.how.coder.encode(self.objective.slope(theta), self.last)
+        value, slope = self.objective.value_and_slope(theta)
+        self._known = None if value is None else (theta, value)
+        return self.how.coder.encode(slope, self.last)
+
+    def loss(self, theta: torch.Tensor) -> float:
+        """Known already if the gradient at these very parameters brought it along."""
+        if self._known is not None and self._known[0] is theta:
+            return self._known[1]
+        return self.objective.value(theta)
 
     def flag(self, mine: Upload, bound: float) -> int:
         """Whether to upload, by the worker's rule."""
@@ -77,8 +86,19 @@ class Iterate:
         return rules.bound(self.how.weight, sum(self.steps), self.how.step * len(self.silence))
 
     def to_ask(self) -> list[int]:
-        """LAG-PS: the workers whose gradients may have changed too much since their last uploads."""
-        return [worker for worker, anchor in enumerate(self._anchors) if self._is_far(worker, anchor)]
+        """The workers that the server asks in this iteration; in the first one, all.
+
+        LAG-PS: those whose gradients may have changed too much since their last uploads.
+        """
+        if self.how.algorithm == "lag-ps":
+            return [worker for worker, anchor in enumerate(self._anchors) if self._is_far(worker, anchor)]
+        new = [worker for worker, anchor in enumerate(self._anchors) if anchor is None]
+        if new:
+            return new
+        if self.how.algorithm == "iag-cyclic":
+            return [(self.number - 1) % len(self.silence)]
+        rng = torch.Generator().manual_seed(hash_of(self.how.seed, self.number))
+        return [int(torch.multinomial(torch.tensor(self.how.smoothness), 1, generator=rng))]
 
     def _is_far(self, worker: int, anchor: torch.Tensor | None) -> bool:
         if anchor is None or self.how.smoothness is None:
@@ -104,6 +124,11 @@ class Iterate:
         before, self.theta = self.theta, self.theta - self.how.step * self.total
         self.steps = [squared_norm(self.theta - before), *self.steps][: self.how.window]
         self.number += 1
+
+
+def hash_of(seed: int, number: int) -> int:
+    """A seed for one iteration, equal wherever it is drawn."""
+    return (seed * 0x9E3779B1 + number) % 2**63
 
 
 def not_finite(number: int, workers: Sequence[int]) -> ThinwireError:

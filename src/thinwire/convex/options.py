@@ -13,8 +13,10 @@ from thinwire.errors import ConfigError
 from thinwire.methods.families.lazy import EXACT, UNCODED, WIDTHS, Coder
 from thinwire.net.meter import Meter
 
-Algorithm = Literal["gd", "qgd", "lag-wk", "lag-ps", "laq"]
-ALGORITHMS: tuple[Algorithm, ...] = ("gd", "qgd", "lag-wk", "lag-ps", "laq")
+Algorithm = Literal["gd", "qgd", "lag-wk", "lag-ps", "laq", "iag-cyclic", "iag-random"]
+ALGORITHMS: tuple[Algorithm, ...] = ("gd", "qgd", "lag-wk", "lag-ps", "laq", "iag-cyclic", "iag-random")
+BY_SERVER: tuple[Algorithm, ...] = ("lag-ps", "iag-cyclic", "iag-random")
+"""A server chooses the workers of an iteration; the others compute nothing."""
 _XI: dict[str, float] = {"lag-wk": 0.1, "lag-ps": 1.0}
 
 
@@ -26,26 +28,37 @@ class Objective:
         loss: its value.
         gradient: its gradient, flat; None computes it from `loss` by autograd (which must then return a
             tensor).
+        both: loss and gradient at once, if that is cheaper than one after the other.
     """
 
     loss: Callable[[torch.Tensor], torch.Tensor | float]
     gradient: Callable[[torch.Tensor], torch.Tensor] | None = None
+    both: Callable[[torch.Tensor], tuple[torch.Tensor | float, torch.Tensor]] | None = None
 
     def value(self, theta: torch.Tensor) -> float:
         return float(self.loss(theta))
 
     def slope(self, theta: torch.Tensor) -> torch.Tensor:
-        if self.gradient is not None:
+        return self.value_and_slope(theta)[1]
+
+    def value_and_slope(self, theta: torch.Tensor) -> tuple[float | None, torch.Tensor]:
+        """The value is None where it is not computed on the way to the gradient."""
+        value: torch.Tensor | float | None = None
+        if self.both is not None:
+            value, found = self.both(theta)
+        elif self.gradient is not None:
             found = self.gradient(theta)
         else:
             point = theta.detach().clone().requires_grad_()
-            (found,) = torch.autograd.grad(cast(torch.Tensor, self.loss(point)), point)
+            value = self.loss(point)
+            (found,) = torch.autograd.grad(cast(torch.Tensor, value), point)
+            value = cast(torch.Tensor, value).detach()
         found = found.detach().double()
         if found.shape != theta.shape:
             raise ConfigError(
                 f"a gradient of shape {tuple(found.shape)} for parameters of {tuple(theta.shape)}"
             )
-        return found
+        return None if value is None else float(value), found
 
 
 @dataclass(frozen=True)
@@ -59,14 +72,18 @@ class Descent:
         algorithm: "gd": all workers upload at every iteration; "qgd": the same, quantised; "lag-wk": worker m
             uploads if its gradient has changed by more than sqrt(R_k); "lag-ps": a server asks worker m
             for its gradient if smoothness[m] * |theta - theta(last upload of m)| exceeds sqrt(R_k);
-            "laq": "lag-wk" with quantised differences and the rule of `thinwire.methods.LAQ`.
+            "laq": "lag-wk" with quantised differences and the rule of `thinwire.methods.LAQ`;
+            "iag-cyclic": a server asks one worker after the other, one in each iteration; "iag-random": one
+            at random, with a probability proportional to its smoothness. The papers give both a step of
+            1 / (M L), where the others have 1 / L.
         step: the step size for the sum of the gradients.
         window: the number of past steps in R_k.
         xi: the weight of each; None takes the papers' values: 0.1, for "lag-ps" 1, for "laq" 0.8 / window.
         bits: per entry of a quantised difference.
         float_bits: per entry of a difference that is not quantised, 32 or 64.
         max_skip: the longest silence under "laq", in iterations.
-        smoothness: L_m of every worker's gradient, for "lag-ps".
+        smoothness: L_m of every worker's gradient, for "lag-ps" and "iag-random".
+        seed: of the random choices of "iag-random".
     """
 
     algorithm: Algorithm
@@ -77,6 +94,7 @@ class Descent:
     max_skip: int = 100
     float_bits: int = UNCODED
     smoothness: tuple[float, ...] | None = field(default=None)
+    seed: int = 0
 
     def __post_init__(self) -> None:
         name = "lazy_gd"
@@ -93,6 +111,10 @@ class Descent:
                 checks.positive(name, "smoothness", value)
 
     @property
+    def by_server(self) -> bool:
+        return self.algorithm in BY_SERVER
+
+    @property
     def coder(self) -> Coder:
         return Coder(self.bits if self.algorithm in ("qgd", "laq") else self.float_bits)
 
@@ -102,13 +124,13 @@ class Descent:
         return default if self.xi is None else self.xi
 
     def check_workers(self, workers: int) -> None:
-        if self.algorithm != "lag-ps":
+        if self.algorithm not in ("lag-ps", "iag-random"):
             return
         given = None if self.smoothness is None else len(self.smoothness)
         if given != workers:
             raise ConfigError(
-                f"lazy_gd: lag-ps needs smoothness=(...), one number for each of {workers} workers, "
-                f"not {'none' if given is None else given}"
+                f"lazy_gd: {self.algorithm} needs smoothness=(...), one number for each of {workers} "
+                f"workers, not {'none' if given is None else given}"
             )
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from thinwire.kernels.cpu._jit import F64, I32, I64, kernel
+from thinwire.kernels.cpu._simd import add_scaled16
 
 LOGISTIC = 0
 SQUARES = 1
@@ -69,9 +70,47 @@ def gradient_sum(
     return total
 
 
+@kernel
+def softmax_sum(
+    starts: I32, columns: I32, values: F64, labels: I64, classes: int, weights: F64, out: F64
+) -> float:
+    """Softmax regression: out += the sum of the rows' gradients; returns the sum of their losses.
+
+    `weights` and `out` have `stride` entries for each column, the classes and zeros up to a multiple of 16.
+    """
+    stride = (classes + 15) // 16 * 16
+    scores = np.zeros(2 * stride)
+    total = 0.0
+    for r in range(len(starts) - 1):
+        begin, end, label = starts[r], starts[r + 1], int(labels[r])
+        scores[:] = 0.0
+        # Two sums take turns: each waits for its own last addition only.
+        for e in range(begin, end):
+            turn = (e & 1) * stride
+            for c in range(0, stride, 16):
+                add_scaled16(scores, turn + c, weights, columns[e] * stride + c, values[e])
+        top = -np.inf
+        for c in range(classes):
+            scores[c] += scores[stride + c]
+            top = max(top, scores[c])
+        own, whole = scores[label], 0.0
+        for c in range(classes):
+            scores[c] = math.exp(scores[c] - top)
+            whole += scores[c]
+        total += math.log(whole) + top - own
+        for c in range(classes):
+            scores[c] /= whole
+        scores[label] -= 1.0
+        for e in range(begin, end):
+            for c in range(0, stride, 16):
+                add_scaled16(out, columns[e] * stride + c, scores, c, values[e])
+    return total
+
+
 def warm() -> None:
     starts, columns = np.array([0, 1, 2], np.int32), np.array([0, 1], np.int32)
     values, labels = np.ones(2), np.ones(2)
     x, out = np.zeros(2), np.zeros(2)
     gradient_difference(starts, columns, values, labels, LOGISTIC, np.array([0, 1]), x, x, out)
     gradient_sum(starts, columns, values, labels, LOGISTIC, 0, 2, x, out)
+    softmax_sum(starts, columns, values, np.array([0, 1]), 2, np.zeros(32), np.zeros(32))
