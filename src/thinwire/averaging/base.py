@@ -105,7 +105,8 @@ class Schedule(ScheduleBase):
     """
 
     family = "periodic"
-    rounds_per_step = "none between sync rounds; in a sync round 1 to compare the ranks, 1 mean"
+    formula_note = "on average"
+    rounds_per_step = "2 in a sync round (one to compare the ranks, one mean), none in between"
     compute = "a few passes over the parameters per sync round"
 
     warmup: int = _aside(0)

@@ -51,8 +51,7 @@ class Periodic(PeriodOptions, _PeriodicOptions):
     few steps."""
     avoid_when = """`localsgd`, `pqasgd` or `diloco` is what you need. Exchanges that keep the momentum
     (`dgc`, `sketched`, `heavyball`) or let replicas differ (`a2sgd`) are refused."""
-    rounds_per_step = """none between sync rounds; in a sync round 1 to compare the ranks, and those of the
-    exchange"""
+    rounds_per_step = "1 in a sync round to compare the ranks, then those of the exchange; none in between"
     compute = "that of the exchange, and a few passes over the parameters, per sync round"
     formula = ""
     formula_note = "the bytes of its exchange, once every `every` steps"

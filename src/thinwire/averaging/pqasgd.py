@@ -50,10 +50,11 @@ class PQASGD(PeriodOptions, _QuantiserOptions):
     name = "pqasgd"
     use_when = """The link is very slow, for example between cities: a few percent of the bytes, and nothing
     between sync rounds. It is the first schedule to try."""
-    avoid_when = """`every` is large and the workers see very different data, or few bits share a norm over
-    long buckets: training failed in the reproduction. Under AdamW it ends slightly worse than `dense`."""
-    rounds_per_step = """none between sync rounds; in a sync round 1 to compare the ranks, 1 gather or 2 in
-    two shots"""
+    avoid_when = """`every` is large and the workers see very different data, or entries with few bits share a
+    norm over long buckets: both were far worse than full communication in the reproduction. Under AdamW it
+    ends slightly worse than `dense`."""
+    rounds_per_step = """2 in a sync round (one to compare the ranks, one gather), or 3 with two shots; none
+    in between"""
     formula = "(ceil(n * bits / 8) + 4 * ceil(n / bucket)) / every"
     reference = """Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and
     quantized communication", NeurIPS 2018"""

@@ -43,11 +43,10 @@ class SPASGD(Schedule, _GroupOptions):
     name = "spasgd"
     use_when = """The link is slow and should be used evenly: every step sends the same small part, without
     bursts."""
-    avoid_when = """The latency is long: there is a round in every step. With many groups and very different
-    data on the workers, training failed in the reproduction."""
-    rounds_per_step = "2: one to compare the ranks, one mean"
+    avoid_when = """The latency is long: there are rounds in every step. Or there are many groups and the
+    workers see very different data: this was far worse than full communication in the reproduction."""
+    rounds_per_step = "2 (one to compare the ranks, one mean)"
     formula = "itemsize * n / groups"
-    formula_note = "on average"
     reference = """Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and
     quantized communication", NeurIPS 2018"""
 

@@ -43,7 +43,7 @@ class A2SGD(Exchange):
     two means added nothing to averaging the parameters as often, which `localsgd` does by itself."""
     formula = "8"
     formula_note = "plus itemsize * n once every average_every steps"
-    rounds_per_step = "1: a mean of two numbers; one more when the parameters are averaged"
+    rounds_per_step = "1 (a mean of two numbers), and 1 more when the parameters are averaged"
     compute = "one pass for the two means, one to shift the gradient"
     reference = """Bhattacharya, Yu and Chowdhury, "O(1) communication for distributed SGD through two-level
     gradient averaging", 2021"""

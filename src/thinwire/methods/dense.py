@@ -23,7 +23,7 @@ class Dense(Exchange):
     methods with."""
     avoid_when = "The link is the bottleneck: every step sends the whole gradient."
     formula = "itemsize * n"
-    rounds_per_step = "1: a mean"
+    rounds_per_step = "1 (a mean)"
     compute = "none"
 
     @property

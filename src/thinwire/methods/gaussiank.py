@@ -37,7 +37,7 @@ class GaussianK(SparseByRatio):
     beforehand: they depend on the gradient. Under AdamW it ends worse than `dense`, like `topk`."""
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "k is about ratio * n and depends on the gradient"
-    rounds_per_step = "2: the lengths, then a gather; 3 with the split reduction"
+    rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
     compute = "two passes for mean and deviation, and up to eight passes to count"
     reference = """Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep
     learning", 2019"""

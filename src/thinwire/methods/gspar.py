@@ -18,7 +18,8 @@ EVERYTHING = torch.finfo(torch.float32).max
 class GSpar(Exchange):
     """Every rank sends an entry with a probability that grows with its size, and scales it up in return.
 
-        p_j = min(lambda |g_j|, 1);  Z_j ~ Bernoulli(p_j);  Q(g)_j = Z_j g_j / p_j;  out = (1/W) sum_i Q(g_i)
+        p_j = min(lambda |g_j|, 1);  Z_j ~ Bernoulli(p_j);  Q(g)_j = Z_j g_j / p_j
+        out = (1/W) sum_i Q(g_i)
         by `ratio` (kappa), greedily: p = min(kappa d |g| / ||g||_1, 1), then in each round
             I = {p < 1};  c = (kappa d - d + |I|) / sum_I p;  p = min(c p, 1)
         by `budget` (epsilon), in closed form: the least sum p with E||Q(g)||^2 <= (1 + epsilon) ||g||^2
@@ -44,7 +45,7 @@ class GSpar(Exchange):
     the bytes grow with their number. They also depend on the gradient and on chance."""
     formula = "index_bytes(n, sure) + 4 * sure + index_bytes(n, drawn) + ceil(drawn / 8) + 8"
     formula_note = "sure entries have p = 1, drawn ones p < 1; together they are about ratio * n"
-    rounds_per_step = "2: the lengths, then a gather"
+    rounds_per_step = "2 (the lengths, then a gather)"
     compute = "a few passes for the probabilities, one to draw, one addition per received entry"
     reference = """Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
     distributed optimization", 2018"""

@@ -16,7 +16,7 @@ class _Cast(Exchange):
 
     family = "dense"
     formula = "2 * n"
-    rounds_per_step = "1: a mean"
+    rounds_per_step = "1 (a mean)"
     compute = "two conversions per entry"
     wire_dtype: ClassVar[torch.dtype]
 

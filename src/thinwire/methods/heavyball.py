@@ -36,7 +36,7 @@ class HeavyBall(Exchange):
     momentum is kept in the same place."""
     avoid_when = "You want fewer bytes: it sends as much as `dense`. An optimizer with momentum is refused."
     formula = "itemsize * n"
-    rounds_per_step = "1"
+    rounds_per_step = "1 (a mean)"
     compute = "one pass to update the momentum"
     reference = 'Polyak, "Some methods of speeding up the convergence of iteration methods", 1964'
     momentum: float = 0.9

@@ -72,9 +72,9 @@ class LAQ(QuantisedLazy):
 
         for every tensor:  R = max |g_i - Q_i|;  t = 1 / (2^b - 1)
             q = floor((g_i - Q_i + R) / (2 t R) + 1/2);  Q_i' = Q_i - R + 2 t R q
-        rank i skips if |Q_i' - Q_i|^2 <= xi sum_{d=1..D} |out_{k-d}|^2 + 3 (|e_i|^2 + |e_i(last upload)|^2)
-        and it has skipped fewer than `max_skip` steps;  e_i = g_i - Q_i', the norms over all tensors
-        out_k = (1/W) sum_i Q_i(last upload)
+        e_i = g_i - Q_i', norms over all tensors;  R_k = xi sum_{d=1..D} |out_{k-d}|^2
+        rank i skips if |Q_i' - Q_i|^2 <= R_k + 3 (|e_i|^2 + |e_i(last upload)|^2)
+        and it has skipped fewer than `max_skip` steps;  out_k = (1/W) sum_i Q_i(last upload)
 
     What a code loses is part of the next difference; no entry of e_i exceeds t R. Uploads reach the other
     ranks as those of `lag` do.

@@ -16,8 +16,9 @@ from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep, c
 class LASG(Lazy):
     """LAG for minibatches: a rank compares two gradients of one batch, at its new and its old parameters.
 
-        rank i skips if |g_i(theta_k; b) - g_i(theta(last upload of i); b)|^2 <= xi sum_{d=1..D} |out_{k-d}|^2
-        and it has skipped fewer than `max_skip` steps;  out_k = (1/W) sum_i g_i(last upload)
+        rank i skips if |g_i(theta_k; b) - g_i(theta(last upload of i); b)|^2 <= R_k on its batch b
+        and it has skipped fewer than `max_skip` steps
+        R_k = xi sum_{d=1..D} |out_{k-d}|^2;  out_k = (1/W) sum_i g_i(last upload)
 
     The noise of the batch is in both gradients and cancels. This takes a second backward pass, and one line
     in the training loop before the backward pass, under DDP and with `session.average`:
@@ -34,7 +35,7 @@ class LASG(Lazy):
 
     name = "lasg"
     use_when = """You train with minibatches and plain SGD, and a second backward pass costs less than sending
-    the gradient. With bits=4 it had the smallest payload of the lazy methods in the reproduction."""
+    the gradient. In the reproduction `lasg(bits=4)` had the smallest payload that kept the accuracy."""
     avoid_when = """Computation is the bottleneck: it needs a second backward pass. Or the optimizer has
     momentum or is adaptive. With 8 workers `qsgd(bits=4)` still sent less per worker in the reproduction."""
     formula = "1 + 4 * n"

@@ -38,6 +38,11 @@ class PowerSGD(LowRank):
         alternate: send one factor per step, from the last value of the other: one round, half the bytes. The
             longer factor is sent in even steps, the shorter one in odd steps.
 
+    Example:
+        >>> from thinwire.methods import PowerSGD
+        >>> str(PowerSGD(rank=2, alternate=True))
+        'powersgd(rank=2, alternate=True)'
+
     Differences from the paper: the residual is M_i - P Q_i^T, as in the authors' library; M_i - P Q^T has the
     same sum over the ranks and more energy. QR instead of Gram-Schmidt.
     """
@@ -49,7 +54,7 @@ class PowerSGD(LowRank):
     avoid_when = """You train with AdamW: low-rank gradients with error feedback end worse than `dense` today.
     Or the latency is long: two rounds follow one another (`alternate=True` needs one)."""
     formula = "4 * min(rank, rows, cols) * (rows + cols)"
-    rounds_per_step = "2: the two factors; 1 with alternate=True"
+    rounds_per_step = "2 (the two factors), or 1 with alternate=True"
     compute = "three thin matrix products and a QR decomposition per matrix"
     reference = """Vogels, Karimireddy and Jaggi, "PowerSGD", 2019; `alternate`: Zhang, Zhang, Shi, Chu and
     Li, "Evaluation and optimization of gradient compression for distributed deep learning" (ACP-SGD), 2023"""

@@ -41,7 +41,7 @@ class RandomBlock(Exchange):
     avoid_when = """Accuracy matters more than speed: a block brings the gradients of 1/ratio steps at once.
     With feedback=False and momentum in the optimizer, training broke down in the reproduction."""
     formula = "4 * k"
-    rounds_per_step = "1: a mean"
+    rounds_per_step = "1 (a mean)"
     compute = "one pass to update the residual"
     reference = 'Eghlidi and Jaggi, "Sparse communication for training deep networks", 2020'
     ratio: float = 0.1

@@ -36,7 +36,7 @@ class RandomK(SparseByRatio):
     avoid_when = """The learning rate is tuned for dense training: with feedback, an entry brings the
     gradients of 1/ratio steps at once. For the same number of entries `topk` keeps more of the gradient."""
     formula = "4 * k"
-    rounds_per_step = "1: a mean; with shared=False as for `topk`"
+    rounds_per_step = "1 (a mean); with shared=False as for `topk`"
     compute = "drawing k indices, and one pass to update the residual"
     reference = 'Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018'
     ratio: float = 0.1

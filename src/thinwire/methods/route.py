@@ -39,7 +39,7 @@ class Route(Exchange):
     reported, so check the rules again after you rename layers."""
     formula = ""
     formula_note = "the bytes of each tensor's method"
-    rounds_per_step = "those of the methods; requests of one round travel together"
+    rounds_per_step = "those of the methods; requests of the same round are sent together"
     compute = "that of each tensor's method"
     default: Exchange = TopK()
     rules: Rules = ()

@@ -42,7 +42,7 @@ class ScaleCom(Exchange):
     the noise of one worker chooses for all; or the latency is long, since two rounds follow one another."""
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "for the leader of the step; every other rank sends 4 * k bytes"
-    rounds_per_step = "2: a broadcast of the indices, then a mean"
+    rounds_per_step = "2 (a broadcast of the indices, then a mean)"
     compute = "the leader selects in one pass; every rank updates its residual in one"
     reference = """Chen et al., "ScaleCom: scalable sparsified gradient compression for
     communication-efficient distributed training", 2020"""

@@ -19,7 +19,8 @@ from thinwire.methods.families.votes import rms, vote
 class SignSGD(Quantised):
     """Every rank votes on the sign of every entry, and the majority decides.
 
-        out = m sign(sum_i sign(g_i)),  m = (1/W) sum_i ||g_i||_2 / sqrt(d), or (1/W) sum_i mean|g_i|, or 1
+        out = m sign(sum_i sign(g_i));  m by `scale`:
+            "rms": (1/W) sum_i ||g_i||_2 / sqrt(d);  "mean": (1/W) sum_i mean|g_i|;  None: 1
 
     The payload is one bit per entry, and with two shots one bit back. Votes are counted exactly, so both
     reductions give the same bits.

@@ -17,10 +17,10 @@ from thinwire.methods.heavyball import HeavyBall
 class Sketched(SketchOptions):
     """Finds the largest entries of the mean in a sum of small sketches, then averages them exactly.
 
-        u_i = a u_i + g_i;  v_i = v_i + u_i                             momentum correction
-        S = (1/W) sum_i sketch(v_i)                                     rows x cols numbers, one mean
-        I = the P k largest of unsketch(S);  e = (1/W) sum_i v_i[I]     the same I on all ranks, one mean
-        J = the k largest of e;  out[J] = e[J];  u_i[J] = v_i[J] = 0    momentum factor masking
+        u_i = a u_i + g_i;  v_i = v_i + u_i                            momentum correction
+        S = (1/W) sum_i sketch(v_i)                                    one mean of rows x cols numbers
+        I = the P k largest of unsketch(S);  e = (1/W) sum_i v_i[I]    one mean; all ranks have the same I
+        J = the k largest of e;  out[J] = e[J];  u_i[J] = v_i[J] = 0   momentum factor masking
 
     Sketches are linear: the mean of sketches is the sketch of the mean. So no index is sent, and the cost
     does not grow with W. If the table and the candidates would be no smaller than v, v itself is averaged,
@@ -49,7 +49,7 @@ class Sketched(SketchOptions):
     AdamW, whose momentum it replaces. A table that is too small finds few of the largest entries."""
     formula = "4 * (hashes * columns + fetched)"
     formula_note = "hashes and columns are the rows and columns of the table; fetched is P * k"
-    rounds_per_step = "2: the table, then the fetched entries"
+    rounds_per_step = "2 (the table, then the fetched entries)"
     compute = "one pass per row of the table to insert, and one to estimate every entry"
     reference = """Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, "Communication-efficient distributed
     SGD with sketching", 2019 (the practical version)"""

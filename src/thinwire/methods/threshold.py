@@ -43,7 +43,7 @@ class Threshold(Sparse, _ValueOption):
     or shrink to nothing. Under AdamW it ends worse than `dense`, like `topk`."""
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "k is the number of entries above the value"
-    rounds_per_step = "2: the lengths, then a gather; 3 with the split reduction"
+    rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
     reference = 'Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015'
     ragged = True
     proven_codes = ("qsgd",)

@@ -33,7 +33,7 @@ class TopK(SparseByRatio):
 
     name = "topk"
     use_when = """The link is very slow, there are few workers, and you train with SGD for many steps: it
-    sends one or two percent of the bytes in one round."""
+    sends a small part of the bytes, in one round."""
     avoid_when = """You train with AdamW: entries that arrive late and bundled end worse than `dense` today.
     Short runs also lose accuracy. With very many workers take a method that averages instead of gathering."""
     formula = "index_bytes(n, k) + 4 * k"

@@ -38,7 +38,7 @@ class Warmup(Exchange):
     themselves (`dgc`, `sketched`, `heavyball`) are refused; `dgc` has its own `warmup` option."""
     formula = ""
     formula_note = "the bytes of its method, after the dense steps"
-    rounds_per_step = "1: a mean, in the dense steps; then those of the method"
+    rounds_per_step = "1 (a mean) in the dense steps, then those of the method"
     compute = "none in the dense steps, then that of the method"
     steps: int = 100
     method: Exchange = TopK()

@@ -254,7 +254,7 @@ class Lazy(Exchange):
 
     family = "lazy"
     formula_note = "if every rank uploads; a rank that skips sends 1 byte"
-    rounds_per_step = "1 for the flags; then none, 1 for a mean, 2 for a star, or 1 for each broadcast"
+    rounds_per_step = "1 for the flags, then none, 1 for a mean, 2 for a star, or 1 for each broadcast"
     compute = "a few passes over the gradient in float64"
 
     @property

@@ -35,7 +35,7 @@ class Quantised(Exchange):
     """
 
     family = "quantised"
-    rounds_per_step = "1: a gather; 2 in two shots, from five ranks on"
+    rounds_per_step = "1 (a gather), or 2 with two shots, from five ranks on"
     compute = "one pass to code, one pass to decode each received code"
     feedback: ClassVar[bool] = False
     """Whether the part that the code loses is added to the next gradient."""

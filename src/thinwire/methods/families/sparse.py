@@ -63,7 +63,7 @@ class Sparse(Exchange):
     """
 
     family = "sparse"
-    rounds_per_step = "1: a gather; 3 with the split reduction, which is faster with many ranks"
+    rounds_per_step = "1 (a gather), or 3 with the split reduction, which is faster with many ranks"
     compute = "one pass to select and to update the residual, one addition per received entry"
     ragged: ClassVar[bool] = False
     """Whether the ranks may select different numbers of entries."""
