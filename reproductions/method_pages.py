@@ -45,12 +45,15 @@ FAMILIES = {
 }
 """Title and explanation, in the order of the index."""
 SYMBOLS = {
-    "exchange": "`g_i` is the gradient of rank i, `W` the number of ranks, `n` or `d` the number of entries, and "
-    "`out` the result.",
-    "schedule": "`x_i` are the parameters of rank i, `g_i` its gradient, `gamma` the learning rate, and `W` the "
-    "number of ranks.",
+    "x_i": "the parameters of rank i",
+    "theta": "the parameters",
+    "g_i": "the gradient of rank i",
+    "e_i": "the residual of rank i",
+    "gamma": "the learning rate",
+    "W": "the number of ranks",
+    "n": "the number of entries",
+    "out": "the result",
 }
-
 TERMS = {
     "k": "k entries are sent.",
     "index_bytes": "`index_bytes(n, k)` is the shortest code of k indices below n.",
@@ -90,8 +93,8 @@ def _index(described: Sequence[Description], digits: Mapping[str, Any] | None) -
             lines += [f"| [{one.name}]({one.name}.md) | {_cell(_prose(one.summary))} |" for one in members]
             lines += [""]
     lines += [
-        "With every method a step is a transaction: if a gradient is not finite on any rank, all ranks skip the "
-        "step and keep their state.",
+        "With every method a step is a transaction: if a gradient is not finite on any rank, all ranks skip "
+        "the step and keep their state.",
         "",
     ]
     lines += _results(digits) if digits is not None else []
@@ -132,16 +135,14 @@ def _usage(one: Description) -> list[str]:
     if one.kind == "schedule":
         code = [
             f'session = thinwire.attach(model, "{one.method_string}", optimizer=optimizer)',
-            "...  # your training loop, unchanged",
+            "...  # your training loop",
             "session.finish()  # a last sync round",
         ]
     else:
-        needs = {"no momentum": "it must have no momentum", "plain SGD": "plain SGD"}.get(
-            one.traits["optimizer"]
-        )
+        needs = {"no momentum": "without momentum", "plain SGD": "plain SGD"}.get(one.traits["optimizer"])
         optimizer = f", optimizer=optimizer)  # {needs}" if needs else ")"
         code = [f'session = thinwire.attach(ddp_model, "{one.method_string}"{optimizer}']
-        code += ["...  # your training loop, unchanged"]
+        code += ["...  # your training loop"]
         code += [] if one.traits["consensus"] else ["session.reconcile()  # before you save or evaluate"]
     lines = ["```python", "import thinwire", "", *code, "```"]
     return [*lines, "", f"A warning is logged at the start: {_prose(one.warning)}."] if one.warning else lines
@@ -154,14 +155,19 @@ def _has_formula(one: Description) -> bool:
 def _formula(one: Description) -> list[str]:
     """Formulas and code as code blocks. The first is followed by its symbols."""
     lines: list[str] = []
-    symbols = [SYMBOLS[one.kind], ""]
     for paragraph in one.explanation:
         if paragraph.startswith(" "):
+            symbols = [] if "```" in lines else [_symbols(paragraph), ""]
             lines += ["```text", *textwrap.dedent(paragraph).splitlines(), "```", "", *symbols]
-            symbols = []
         else:
             lines += [_prose(paragraph), ""]
     return lines[:-1]
+
+
+def _symbols(formula: str) -> str:
+    used = set(re.findall(r"[A-Za-z]+(?:_i)?", formula))
+    named = [f"`{symbol}` is {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used]
+    return ", ".join(named).replace("is the parameters", "are the parameters") + "."
 
 
 def _cost(one: Description) -> list[str]:
@@ -169,7 +175,7 @@ def _cost(one: Description) -> list[str]:
     words = set(re.findall(r"\w+", one.formula))
     terms = " ".join(meaning for term, meaning in TERMS.items() if term in words)
     return [
-        f"- Bytes per step: {': '.join(filter(None, (formula, note)))}. {terms}".rstrip(),
+        f"- Bytes per step: {', '.join(filter(None, (formula, note)))}. {terms}".rstrip(),
         f"- Rounds per step: {_prose(one.rounds)}.",
         f"- Compute: {_prose(one.compute)}.",
         f"- Memory: {one.memory}.",
@@ -207,7 +213,8 @@ def _about(digits: Mapping[str, Any]) -> str:
         f"`{digits['command']}`: a network of 85,002 parameters, {digits['workers']} workers, "
         f"{digits['steps']} steps of SGD (learning rate 0.2, no momentum), every method at its defaults, "
         f"{'one seed' if seeds == 1 else f'mean of {seeds} seeds'}. "
-        "One of the 360 test images is 0.3 points. Bytes are per step and worker."
+        "One of the 360 test images is 0.3 points. Bytes are per step and worker: the payload goes into the "
+        "collectives, and `sent` leaves the network interface."
     )
 
 

@@ -14,7 +14,9 @@ from thinwire.core import Channel, Exchange, Layout, State, Traits
 class Dense(Exchange):
     """Averages all gradients uncompressed, in one all-reduce.
 
-    out = (1/W) sum_i g_i
+        out = (1/W) sum_i g_i
+
+    This is what DDP does without thinwire.
     """
 
     name = "dense"

@@ -17,10 +17,10 @@ from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce
 class EFSign(Quantised):
     """Every rank sends the signs of residual + gradient and their mean magnitude, and keeps the rest.
 
-        u_i = g_i + e_i;  Delta_i = (||u_i||_1 / d) sign(u_i);  e_i = u_i - Delta_i
+        u_i = g_i + e_i;  Delta_i = (||u_i||_1 / n) sign(u_i);  e_i = u_i - Delta_i
         out = (1/W) sum_i Delta_i
 
-    Delta is a contraction: ||u - Delta||^2 = (1 - delta) ||u||^2 with delta = ||u||_1^2 / (d ||u||_2^2),
+    Delta is a contraction: ||u - Delta||^2 = (1 - delta) ||u||^2 with delta = ||u||_1^2 / (n ||u||_2^2),
     which is 2/pi for a normal distribution. The payload is one bit per entry and one float32 per tensor. Zero
     counts as +. In two shots every stretch has its own magnitude, and its owner keeps what the second code
     loses.
@@ -48,13 +48,13 @@ class EFSign(Quantised):
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         with DenseMemory(state.error, x, out) as memory:
-            mean = await self.average(memory.u, ch)  # of Delta = (||u||_1 / d) sign(u), u = g + e
+            mean = await self.average(memory.u, ch)  # of Delta = (||u||_1 / n) sign(u), u = g + e
             if await ch.commit(mean.finite):
                 mean.subtract_own(memory.commit(), scratch=out)  # e = u - Delta
         mean.write(out)  # out = (1/W) sum Delta
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """sign(v), packed, and ||v||_1 / d."""
+        """sign(v), packed, and ||v||_1 / n."""
         bits, magnitude = kernels.sign_pack_mean(v)
         return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
 

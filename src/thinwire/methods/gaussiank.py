@@ -36,7 +36,7 @@ class GaussianK(SparseByRatio):
     avoid_when = """You train on CPUs, where the exact `topk` selects faster. Or you need to know the bytes
     beforehand: they depend on the gradient. Under AdamW it ends worse than `dense`, like `topk`."""
     formula = "index_bytes(n, k) + 4 * k"
-    formula_note = "k is about ratio * n and depends on the gradient"
+    formula_note = "where k is about ratio * n and depends on the gradient"
     rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
     compute = "two passes for mean and deviation, and up to eight passes to count"
     reference = """Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep

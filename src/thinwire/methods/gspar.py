@@ -20,8 +20,8 @@ class GSpar(Exchange):
 
         p_j = min(lambda |g_j|, 1);  Z_j ~ Bernoulli(p_j);  Q(g)_j = Z_j g_j / p_j
         out = (1/W) sum_i Q(g_i)
-        by `ratio` (kappa), greedily: p = min(kappa d |g| / ||g||_1, 1), then in each round
-            I = {p < 1};  c = (kappa d - d + |I|) / sum_I p;  p = min(c p, 1)
+        by `ratio` (kappa), greedily: p = min(kappa n |g| / ||g||_1, 1), then in each round
+            I = {p < 1};  c = (kappa n - n + |I|) / sum_I p;  p = min(c p, 1)
         by `budget` (epsilon), in closed form: the least sum p with E||Q(g)||^2 <= (1 + epsilon) ||g||^2
 
     All entries with p < 1 are sent with the magnitude 1/lambda, so each costs an index and a sign bit. Only
@@ -34,7 +34,7 @@ class GSpar(Exchange):
         budget: epsilon. If given, `ratio` and `rounds` have no effect.
         scope: compute the probabilities over each "tensor", each "bucket" or the whole "model".
 
-    Differences from the paper: index lists are coded as for `topk`, in less than log2 d bits per entry.
+    Differences from the paper: index lists are coded as for `topk`, in less than log2 n bits per entry.
     """
 
     name = "gspar"
@@ -44,7 +44,7 @@ class GSpar(Exchange):
     avoid_when = """Noise already limits your learning rate, or there are many workers: it only gathers, so
     the bytes grow with their number. They also depend on the gradient and on chance."""
     formula = "index_bytes(n, sure) + 4 * sure + index_bytes(n, drawn) + ceil(drawn / 8) + 8"
-    formula_note = "sure entries have p = 1, drawn ones p < 1; together they are about ratio * n"
+    formula_note = "where sure entries have p = 1 and drawn ones p < 1; together they are about ratio * n"
     rounds_per_step = "2 (the lengths, then a gather)"
     compute = "a few passes for the probabilities, one to draw, one addition per received entry"
     reference = """Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient

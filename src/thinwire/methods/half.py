@@ -42,7 +42,8 @@ class FP16(_Cast):
 
         out = (1/W) sum_i half(g_i)
 
-    Larger values become infinite, as with PyTorch's `fp16_compress_hook`.
+    The sum is rounded to half precision as well. Larger values become infinite, as with PyTorch's
+    `fp16_compress_hook`.
     """
 
     name = "fp16"
@@ -57,7 +58,9 @@ class FP16(_Cast):
 class BF16(_Cast):
     """Averages gradients in bfloat16: 8 significant bits, the range of float32.
 
-    out = (1/W) sum_i bfloat16(g_i)
+        out = (1/W) sum_i bfloat16(g_i)
+
+    The sum is rounded to bfloat16 as well.
     """
 
     name = "bf16"

@@ -23,7 +23,7 @@ from thinwire.methods.families.low_rank import (
 class PowerSGD(LowRank):
     """Sends two thin matrices whose product approximates the mean gradient.
 
-        M_i = g_i + e_i as an n x m matrix;  P = orthogonalise(mean_i M_i Q)
+        M_i = g_i + e_i as a matrix;  P = orthogonalise(mean_i M_i Q)
         Q_i = M_i^T P;  Q = mean_i Q_i;  out = P Q^T;  e_i = M_i - P Q_i^T
         `alternate`: P_i = M_i orthogonalise(Q), out = mean_i P_i Q^T; in the next step
             Q_i = M_i^T orthogonalise(P), out = P mean_i Q_i^T; and so on

@@ -20,7 +20,7 @@ class SignSGD(Quantised):
     """Every rank votes on the sign of every entry, and the majority decides.
 
         out = m sign(sum_i sign(g_i));  m by `scale`:
-            "rms": (1/W) sum_i ||g_i||_2 / sqrt(d);  "mean": (1/W) sum_i mean|g_i|;  None: 1
+            "rms": (1/W) sum_i ||g_i||_2 / sqrt(n);  "mean": (1/W) sum_i mean|g_i|;  None: 1
 
     The payload is one bit per entry, and with two shots one bit back. Votes are counted exactly, so both
     reductions give the same bits.

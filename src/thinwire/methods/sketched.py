@@ -19,7 +19,7 @@ class Sketched(SketchOptions):
 
         u_i = a u_i + g_i;  v_i = v_i + u_i                            momentum correction
         S = (1/W) sum_i sketch(v_i)                                    one mean of rows x cols numbers
-        I = the P k largest of unsketch(S);  e = (1/W) sum_i v_i[I]    one mean; all ranks have the same I
+        I = the P k largest of unsketch(S);  e = (1/W) sum_i v_i[I]    one mean; the same I on all ranks
         J = the k largest of e;  out[J] = e[J];  u_i[J] = v_i[J] = 0   momentum factor masking
 
     Sketches are linear: the mean of sketches is the sketch of the mean. So no index is sent, and the cost
@@ -48,7 +48,7 @@ class Sketched(SketchOptions):
     avoid_when = """There are few workers: for the same k, `dgc` sends far fewer bytes. Or you train with
     AdamW, whose momentum it replaces. A table that is too small finds few of the largest entries."""
     formula = "4 * (hashes * columns + fetched)"
-    formula_note = "hashes and columns are the rows and columns of the table; fetched is P * k"
+    formula_note = "for the rows (hashes) and columns of the table, and P * k fetched entries"
     rounds_per_step = "2 (the table, then the fetched entries)"
     compute = "one pass per row of the table to insert, and one to estimate every entry"
     reference = """Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, "Communication-efficient distributed

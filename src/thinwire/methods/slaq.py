@@ -16,7 +16,7 @@ class SLAQ(QuantisedLazy):
 
         rank i skips if |Q_i' - Q_i|^2 <= R_k + 1.5 (|e_i|^2 + |e_i(last upload)|^2) + allowance
         and it has skipped fewer than `max_skip` steps;  R_k = xi sum_{d=1..D} |out_{k-d}|^2
-        all else as for LAQ
+        all else as for LAQ; e_i is what the code loses
 
     Noise alone makes two gradients of one rank differ. Without an allowance few uploads are skipped, and only
     the code saves bytes.

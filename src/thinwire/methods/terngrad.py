@@ -16,7 +16,8 @@ from thinwire.methods.families.quantised import Parts, Quantised, Reduce
 class TernGrad(Quantised):
     """Every entry becomes -s, 0 or s at random, so that its expectation is the clipped entry.
 
-        sigma = standard deviation of g;  f(g)_j = g_j clipped to [-c sigma, c sigma];  s = max_j |f(g)_j|
+        sigma = standard deviation of g
+        f(g)_j = g_j clipped to [-c sigma, c sigma];  s = max_j |f(g)_j|
         ternarize(g)_j = s sign(g_j) b_j,  b_j ~ Bernoulli(|f(g)_j| / s)
         out = (1/W) sum_i ternarize(g_i)
 

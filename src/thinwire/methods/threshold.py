@@ -42,7 +42,7 @@ class Threshold(Sparse, _ValueOption):
     avoid_when = """The gradients change their scale during training: the payload may grow to the whole tensor
     or shrink to nothing. Under AdamW it ends worse than `dense`, like `topk`."""
     formula = "index_bytes(n, k) + 4 * k"
-    formula_note = "k is the number of entries above the value"
+    formula_note = "where k is the number of entries above the value"
     rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
     reference = 'Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015'
     ragged = True

@@ -47,7 +47,7 @@ LIMITS: dict[tuple[str, object], tuple[str, str]] = {
     ),
     ("payload", "data-dependent"): (
         "payload depends on the data",
-        "The number of bytes depends on the gradients, so a prediction can only guess it.",
+        "The number of bytes may depend on the gradients.",
     ),
     ("optimizer", "no momentum"): (
         "needs an optimizer without momentum",
@@ -113,7 +113,12 @@ class Description:
     def promises(self, known: dict[tuple[str, object], tuple[str, str]]) -> list[tuple[str, str]]:
         if self.kind == "schedule" and known is GUARANTEES:
             short = "same result on all ranks after every sync round"
-            return [(short, "After a sync round without `overlap` all replicas are equal, bit for bit.")]
+            return [
+                (
+                    short,
+                    "A sync round makes the parameters equal on all ranks, bit for bit (with `overlap`, when applied).",
+                )
+            ]
         return [known[trait] for trait in self.traits.items() if trait in known]
 
     @property
@@ -126,9 +131,8 @@ class Description:
         blocks = [_wrapped(self.summary), *map(_wrapped, advice if self.use_when else [])]
         blocks += [part if part.startswith(" ") else _wrapped(part) for part in self.explanation]
         blocks += ["\n".join(map(_wrapped, cost))]
-        blocks += (
-            ["Options:\n" + "\n".join(_wrapped(option, "    ") for option in options)] if options else []
-        )
+        if options:
+            blocks.append("Options:\n" + "\n".join(_wrapped(option, "    ") for option in options))
         blocks += [_wrapped(f"Differences from the paper: {self.differences}")] if self.differences else []
         return "\n\n".join(blocks)
 
@@ -182,7 +186,8 @@ def _memory(instance: Configured) -> str:
         inner = _state_bytes(instance.inner)
         return anchor + velocity + (f", {inner:.0f} for the state of the exchange" if inner else "")
     assert isinstance(instance, Exchange)
-    return f"{count:.0f} bytes per parameter" if (count := _state_bytes(instance)) else "no state"
+    count = _state_bytes(instance)
+    return f"{count:.0f} bytes of state per parameter" if count else "no state"
 
 
 def _state_bytes(exchange: Exchange) -> float:
