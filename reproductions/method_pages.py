@@ -166,13 +166,14 @@ def _formula(one: Description) -> list[str]:
 
 def _symbols(formula: str) -> str:
     used = set(re.findall(r"[A-Za-z]+(?:_i)?", formula))
+    used -= set() if "g_i + e_i" in formula else {"e_i"}  # without error feedback e_i is something else
     named = [f"`{symbol}` is {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used]
     return ", ".join(named).replace("is the parameters", "are the parameters") + "."
 
 
 def _cost(one: Description) -> list[str]:
     formula, note = f"`{one.formula}`" if one.formula else "", _prose(one.formula_note)
-    words = set(re.findall(r"\w+", one.formula))
+    words = set(re.findall(r"\w+", one.formula)) - ({"k"} if "where k" in note else set())
     terms = " ".join(meaning for term, meaning in TERMS.items() if term in words)
     return [
         f"- Bytes per step: {', '.join(filter(None, (formula, note)))}. {terms}".rstrip(),

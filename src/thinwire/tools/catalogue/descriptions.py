@@ -114,10 +114,7 @@ class Description:
         if self.kind == "schedule" and known is GUARANTEES:
             short = "same result on all ranks after every sync round"
             return [
-                (
-                    short,
-                    "A sync round makes the parameters equal on all ranks, bit for bit (with `overlap`, when applied).",
-                )
+                (short, "Parameters are equal on all ranks, bit for bit, once their sync round is applied.")
             ]
         return [known[trait] for trait in self.traits.items() if trait in known]
 
