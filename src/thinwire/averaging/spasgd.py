@@ -35,6 +35,11 @@ class SPASGD(Schedule, _GroupOptions):
         momentum: "keep" leaves the optimizer's state to each rank, "average" averages it. "reset" is refused,
             because the state cannot be reset for a part of a tensor.
 
+    Example:
+        >>> from thinwire.averaging import SPASGD
+        >>> str(SPASGD(groups=16))
+        'spasgd(groups=16)'
+
     Differences from the paper: the analysis only requires that every coordinate is averaged within p steps;
     equal contiguous groups are our choice. The last common values are kept, so that a sync round with a
     non-finite mean can be aborted.

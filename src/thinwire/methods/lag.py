@@ -10,7 +10,7 @@ import torch
 
 from thinwire.core import Channel, Exchange, Layout, checks
 from thinwire.methods.families import lazy_rules as rules
-from thinwire.methods.families.lazy import Counts, Lazy, LazyState, LazyStep, check_options, lazy_state
+from thinwire.methods.families.lazy import Counts, Lazy, LazyState, LazyStep
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class LAG(Lazy):
 
     def __post_init__(self) -> None:
         checks.one_of(self.name, "rule", self.rule, ("wk", "ps"))
-        check_options(self.name, self.window, self.xi)
+        super().__post_init__()
 
     def init(self, layout: Layout) -> LazyState:
-        return lazy_state(layout, self.window, movement=self.rule == "ps")
+        return self.new_state(layout, movement=self.rule == "ps")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
         step = LazyStep(self, x, state, ch)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout
+from thinwire.core import Channel, Exchange
 from thinwire.methods.families import lazy_rules as rules
-from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep, check_options, lazy_state
+from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep
 
 # Codes with fewer bits lose so much of a change that the rule skips it, even if no entry stands out.
 COARSE = 4
@@ -30,13 +30,6 @@ class QuantisedLazy(Lazy):
     xi: float = 0.08
     max_skip: int = 100
 
-    def __post_init__(self) -> None:
-        check_options(self.name, self.window, self.xi, self.max_skip, self.bits)
-
-    @property
-    def upload_bits(self) -> int:
-        return self.bits
-
     @property
     def warning(self) -> str | None:
         if self.bits >= COARSE or self.max_skip == 0:
@@ -45,9 +38,6 @@ class QuantisedLazy(Lazy):
             f"{self} may diverge: codes this coarse lose so much that the rule skips uploads whatever has "
             f"changed. Take bits={COARSE}, or max_skip=0, which skips nothing"
         )
-
-    def init(self, layout: Layout) -> LazyState:
-        return lazy_state(layout, self.window)
 
     def allowed(self, bound: float, error: float, last_error: float) -> float:
         """The largest change that may be skipped."""

@@ -9,7 +9,7 @@ import torch
 
 from thinwire.core import Channel, Exchange, Layout
 from thinwire.methods.families import lazy_rules as rules
-from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep, check_options, lazy_state
+from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,6 @@ class LASG(Lazy):
     max_skip: int = 50
     bits: int = UNCODED
 
-    def __post_init__(self) -> None:
-        check_options(self.name, self.window, self.xi, self.max_skip, self.bits)
-
-    @property
-    def upload_bits(self) -> int:
-        return self.bits
-
     @property
     def warning(self) -> str:
         return (
@@ -62,7 +55,7 @@ class LASG(Lazy):
         )
 
     def init(self, layout: Layout) -> LazyState:
-        return lazy_state(layout, self.window, anchor=True)
+        return self.new_state(layout, anchor=True)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
         step, stale = LazyStep(self, x, state, ch), ch.context.stale

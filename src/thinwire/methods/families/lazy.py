@@ -238,7 +238,6 @@ class Counts(NamedTuple):
 # -- a step ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Lazy(Exchange):
     """Base of LAG, LAQ, SLAQ and LASG: out = (1/W) sum_i (last upload of rank i).
 
@@ -257,9 +256,20 @@ class Lazy(Exchange):
     rounds_per_step = "1 for the flags, then none, 1 for a mean, 2 for a star, or 1 for each broadcast"
     compute = "a few passes over the gradient in float64"
 
+    window: int
+    xi: float
+    max_skip: int = 0
+    bits: int = UNCODED
+
+    def __post_init__(self) -> None:
+        checks.whole(self.name, "window", self.window, 1)
+        checks.not_negative(self.name, "xi", self.xi)
+        checks.whole(self.name, "max_skip", self.max_skip, 0)
+        checks.one_of(self.name, "bits", self.bits, WIDTHS)
+
     @property
     def upload_bits(self) -> int:
-        return UNCODED
+        return self.bits
 
     @property
     def traits(self) -> Traits:
@@ -267,7 +277,7 @@ class Lazy(Exchange):
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        return () if self.upload_bits == UNCODED else ("laq",)
+        return () if self.bits == UNCODED else ("laq",)
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange:
         """All tensors, small ones too: an upload is skipped as a whole."""
@@ -277,35 +287,28 @@ class Lazy(Exchange):
     def payload_bytes(self, layout: Layout, size: int) -> int:
         """The largest: if all ranks upload, as in the first step. A rank that skips only sends its flag."""
         n = layout.numel
-        coded = Coder(self.upload_bits, entries(layout)).payload_bytes(n)
+        coded = Coder(self.bits, entries(layout)).payload_bytes(n)
         transport = costs.cheapest_upload(size, size, coded, 4 * n, 4 * n)
         return 1 + {"broadcast": coded, "star": max(coded, 4 * n), "mean": 4 * n}[transport]
 
+    def init(self, layout: Layout) -> LazyState:
+        return self.new_state(layout)
 
-def check_options(
-    method: str, window: object, xi: object, max_skip: object = 0, bits: object = UNCODED
-) -> None:
-    checks.whole(method, "window", window, 1)
-    checks.not_negative(method, "xi", xi)
-    checks.whole(method, "max_skip", max_skip, 0)
-    checks.one_of(method, "bits", bits, WIDTHS)
+    def new_state(self, layout: Layout, *, movement: bool = False, anchor: bool = False) -> LazyState:
+        def zeros(count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+            return torch.zeros(count, dtype=dtype, device=layout.device)
 
-
-def lazy_state(layout: Layout, window: int, *, movement: bool = False, anchor: bool = False) -> LazyState:
-    def zeros(count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.zeros(count, dtype=dtype, device=layout.device)
-
-    n = layout.numel
-    return LazyState(
-        last=zeros(n),
-        total=zeros(n),
-        moved=zeros(n if movement else 0),
-        steps=zeros(window),
-        ranks=zeros(1, torch.int64),
-        anchor=zeros(n if anchor else 0, torch.float32),
-        counts=zeros(len(Counts())),
-        lengths=entries(layout),
-    )
+        n = layout.numel
+        return LazyState(
+            last=zeros(n),
+            total=zeros(n),
+            moved=zeros(n if movement else 0),
+            steps=zeros(self.window),
+            ranks=zeros(1, torch.int64),
+            anchor=zeros(n if anchor else 0, torch.float32),
+            counts=zeros(len(Counts())),
+            lengths=entries(layout),
+        )
 
 
 class LazyStep:
@@ -319,7 +322,7 @@ class LazyStep:
 
     def __init__(self, method: Lazy, x: torch.Tensor, state: LazyState, ch: Channel) -> None:
         self._x, self._state, self._ch = x, state, ch
-        self._coder = Coder(method.upload_bits, state.lengths)
+        self._coder = Coder(method.bits, state.lengths)
         self.counts = Counts.of(state.counts)
         self.restarts = int(state.ranks) != ch.size
         self.uploads = self._broken = False
