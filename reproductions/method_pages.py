@@ -134,14 +134,14 @@ def _page(one: Description, digits: Mapping[str, Any] | None) -> str:
 def _usage(one: Description) -> list[str]:
     if one.kind == "schedule":
         code = [
-            f'session = thinwire.attach(model, "{one.method_string}", optimizer=optimizer)',
+            f'session = thinwire.attach(model, "{one.usual}", optimizer=optimizer)',
             "...  # your training loop",
             "session.finish()  # a last sync round",
         ]
     else:
         needs = {"no momentum": "without momentum", "plain SGD": "plain SGD"}.get(one.traits["optimizer"])
         optimizer = f", optimizer=optimizer)  # {needs}" if needs else ")"
-        code = [f'session = thinwire.attach(ddp_model, "{one.method_string}"{optimizer}']
+        code = [f'session = thinwire.attach(ddp_model, "{one.usual}"{optimizer}']
         code += ["...  # your training loop"]
         code += [] if one.traits["consensus"] else ["session.reconcile()  # before you save or evaluate"]
     lines = ["```python", "import thinwire", "", *code, "```"]

@@ -74,7 +74,8 @@ class Description:
     kind: Literal["exchange", "schedule"]
     family: str
     call: str
-    method_string: str
+    usual: str
+    """The method string for an example of its use."""
     summary: str
     use_when: str
     avoid_when: str
@@ -147,7 +148,7 @@ def describe(cls: type[Configured]) -> Description:
         kind="exchange" if exchange else "schedule",
         family=cls.family,
         call=repr(instance),
-        method_string=str(instance),
+        usual=read.example or str(instance),
         summary=read.summary,
         use_when=one_line(cls.use_when),
         avoid_when=one_line(cls.avoid_when),

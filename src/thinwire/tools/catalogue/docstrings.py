@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 _OPTION = re.compile(r"    (\w+): (.*)")
+_PARSED = re.compile(r'parse\("(.*?)"\)')
 
 
 @dataclass
@@ -16,6 +17,8 @@ class Docstring:
     summary: str = ""
     explanation: list[str] = field(default_factory=list[str])
     options: dict[str, str] = field(default_factory=dict[str, str])
+    example: str = ""
+    """The method string that the example parses, if it parses one."""
     differences: str = ""
 
 
@@ -28,7 +31,9 @@ def read(cls: type) -> Docstring:
             found.options = _options(rest)
         elif header == "Differences from the paper":
             found.differences = one_line(rest[:2].upper() + rest[2:])
-        elif header != "Example":
+        elif header == "Example":
+            found.example = next(iter(_PARSED.findall(rest)), "")
+        else:
             found.explanation.append(paragraph if paragraph.startswith(" ") else one_line(paragraph))
     return found
 
