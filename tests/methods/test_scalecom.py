@@ -67,7 +67,7 @@ def test_all_ranks_send_the_indices_that_the_leader_of_the_step_chose(method: Sc
     for step in range(7):
         inputs = cohort.inputs(step)
         g = torch.stack([one["wide"].view(-1) for one in inputs])
-        chosen = method.choose(memory[step % size], g[step % size]).long()
+        chosen = method.code(N).choose(memory[step % size], g[step % size]).long()
         for output in cohort.average(inputs):
             assert torch.equal(output["wide"].view(-1).nonzero().view(-1), chosen)
         memory += g
@@ -78,7 +78,7 @@ def test_all_ranks_send_the_indices_that_the_leader_of_the_step_chose(method: Sc
 def test_exactly_one_index_per_chunk_comes_through_the_code(chunk: int) -> None:
     method, n = ScaleCom(chunk=chunk), 10_007
     rng = torch.Generator().manual_seed(chunk)
-    indices = method.choose(torch.zeros(n), torch.randn(n, generator=rng))
+    indices = method.code(n).choose(torch.zeros(n), torch.randn(n, generator=rng))
     assert torch.equal(indices // chunk, torch.arange(-(-n // chunk), dtype=torch.int32))
     code = method.code(n).encode(indices)
     assert code.numel() == method.code(n).bytes

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from thinwire.core import checks
+from thinwire.core import Exchange, checks
 from thinwire.core.config import Configured
-from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 
 MOMENTA = ("keep", "reset", "average")
@@ -94,17 +93,21 @@ class Schedule(ScheduleBase):
     """A frozen configuration: every rank trains by itself, with a sync round every few steps.
 
     In a sync round `anchor - params` goes through an exchange, the anchor (the last common model) takes
-    the outer step along the mean, and the parameters are set to the anchor: equal bits on all ranks.
+    the outer step along the mean, and the parameters are set to the anchor: the same bits on all ranks.
 
-    Options of all schedules:
-
-    warmup: the number of steps at the start with a sync round after each.
-    momentum: the optimizer's state (momentum, second moments) in a sync round: "keep" leaves it to each rank,
-        "reset" clears it, "average" averages it, which costs a dense mean.
-    buffers: average floating-point buffers (batch-norm statistics) as well, once per cycle.
-    anchor: "device" keeps the last common model on the device of the parameters, "cpu" in main memory; in
-        float32 (float64 for float64 parameters) either way.
+    Args:
+        warmup: the number of steps at the start with a sync round after each.
+        momentum: the optimizer's state (momentum, second moments) in a sync round: "keep" leaves it to each
+            rank, "reset" clears it, "average" averages it, which costs a dense mean.
+        buffers: average floating-point buffers (batch-norm statistics) as well, once per cycle.
+        anchor: "device" stores the last common model on the device of the parameters, "cpu" in main memory,
+            in float32 (float64 for float64 parameters).
     """
+
+    family = "periodic"
+    formula_note = "on average"
+    rounds_per_step = "2 in a sync round (one to compare the ranks, one mean), none in between"
+    compute = "a few passes over the parameters per sync round"
 
     warmup: int = _aside(0)
     momentum: Literal["keep", "reset", "average"] = _aside("keep")
@@ -119,28 +122,30 @@ class Schedule(ScheduleBase):
         traits = self.inner.traits
         if traits.optimizer == "no momentum":
             raise ConfigError(
-                f"{self.name}: {self.inner.name} keeps a momentum of gradients, and periodic averaging "
-                "exchanges parameters; take topk or qsgd, and outer_momentum"
+                f"{self.name}: {self.inner.name} keeps a momentum of gradients, but periodic averaging "
+                "exchanges parameters; take topk or qsgd, with outer_momentum"
             )
         if not traits.consensus:
             raise ConfigError(
                 f"{self.name}: {self.inner.name} gives every rank a result of its own, so the replicas "
-                "would never be equal; take a method with the same result on all ranks, such as qsgd or topk"
+                "would never be equal; take one that gives all ranks the same result, such as qsgd or topk"
             )
 
 
 @dataclass(frozen=True)
 class PeriodOptions(Schedule):
-    """Options of the schedules with a period:
+    """The schedules with a period.
 
-    grow: every cycle is this many times as long as the one before.
-    longest: the limit of this growth, in steps.
-    fragments: cut the model into this many sets of tensors. They are synchronised one after the other, evenly
-        spread over the cycle, instead of all at its end.
-    overlap: apply a result this many steps after its sync round began; the steps in between overlap with the
-        communication. None: 1 with several fragments, otherwise 0.
-    blend: the share of its own parameters that a rank keeps when a result is applied later. With 0 the
-        replicas are equal then, and the local steps taken in between are discarded for the fragment.
+    Args:
+        every: the number of optimizer steps between two sync rounds.
+        grow: every cycle is this many times as long as the one before.
+        longest: the limit of this growth, in steps.
+        fragments: cut the model into this many sets of tensors. They are synchronised one after the other,
+            evenly spread over the cycle, instead of all at its end.
+        overlap: apply a result this many steps after its sync round began. The steps in between overlap with
+            the communication. None is 1 with several fragments, otherwise 0.
+        blend: the share of its own parameters that a rank keeps when a late result is applied. With 0 the
+            replicas are equal then, and the local steps in between are discarded for the fragment.
     """
 
     grow: float = _aside(1.0)
@@ -183,8 +188,7 @@ class PeriodOptions(Schedule):
             )
         if self.delay and self.momentum == "average":
             raise ConfigError(
-                f"{self.name}: momentum='average' needs overlap=0: a mean applied later would undo the "
-                "steps since"
+                f"{self.name}: momentum='average' needs overlap=0: a late mean would undo newer steps"
             )
 
     @property
@@ -205,6 +209,6 @@ class PeriodOptions(Schedule):
         if self.grow == 1:
             return self.period
         assert self.longest is not None
-        # Beyond this exponent the limit is reached for certain; the power itself would overflow one day.
+        # Beyond this exponent the limit is reached in any case, and the power would overflow at some point.
         enough = math.log(self.longest / self.period) / math.log(self.grow) + 1
         return min(self.longest, int(self.period * self.grow ** min(cycle, enough)))

@@ -12,9 +12,9 @@ COUNTERS = ("step", "start", "cycle", "synced")
 class Clock:
     """Counts optimizer steps.
 
-    A cycle of P steps synchronises N fragments at the steps ceil((i + 1) P / N), i < N: the
-    last one at its end. While warm-up lasts a cycle is one step. `synced` is the last step after which
-    the whole replicas were equal.
+    A cycle of P steps synchronises N fragments after the steps ceil((i + 1) P / N), i < N: the last one at
+    the end. During the warm-up a cycle is one step. `synced` is the last step after which the whole replicas
+    were equal.
     """
 
     def __init__(self, schedule: Schedule, seed: int) -> None:

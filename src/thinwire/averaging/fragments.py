@@ -39,7 +39,7 @@ class Piece:
 
 
 class Block:
-    """Pieces of one device and precision, one after the other in flat memory."""
+    """Pieces of one device and precision, concatenated in flat memory."""
 
     def __init__(self, pieces: Sequence[Piece], anchor_device: torch.device | None, velocity: bool) -> None:
         self.pieces = list(pieces)
@@ -120,19 +120,19 @@ def cut(
 def _by_tensors(parameters: Mapping[str, torch.Tensor], count: int) -> list[list[Piece]]:
     if count > len(parameters):
         raise ConfigError(
-            f"fragments={count}, but the model has only {len(parameters)} tensors to share out; take fewer"
+            f"fragments={count}, but the model has only {len(parameters)} tensors; take fewer fragments"
         )
     total = sum(parameter.numel() for parameter in parameters.values())
     lists: list[list[Piece]] = [[]]
-    behind = 0  # entries in the fragments so far
+    before = 0  # entries in the fragments so far
     left = len(parameters)
     for name, parameter in parameters.items():
-        full = behind >= total * len(lists) / count  # by what is in it already
-        needed = count - len(lists) >= left  # or each of the rest must have one of its own
+        full = before >= total * len(lists) / count
+        needed = count - len(lists) >= left  # each of the remaining tensors needs its own fragment
         if lists[-1] and len(lists) < count and (full or needed):
             lists.append([])
         lists[-1].append(Piece(name, parameter, 0, parameter.numel()))
-        behind += parameter.numel()
+        before += parameter.numel()
         left -= 1
     return lists
 
@@ -140,7 +140,7 @@ def _by_tensors(parameters: Mapping[str, torch.Tensor], count: int) -> list[list
 def _by_coordinates(parameters: Mapping[str, torch.Tensor], count: int) -> list[list[Piece]]:
     total = sum(parameter.numel() for parameter in parameters.values())
     if count > total:
-        raise ConfigError(f"{count} groups, but the model has only {total} coordinates; take fewer")
+        raise ConfigError(f"groups={count}, but the model has only {total} coordinates; take fewer groups")
     edges = [total * i // count for i in range(count + 1)]
     lists: list[list[Piece]] = [[] for _ in range(count)]
     offset = 0
@@ -152,8 +152,8 @@ def _by_coordinates(parameters: Mapping[str, torch.Tensor], count: int) -> list[
                 piece = Piece(name, parameter, begin - offset, stop - offset)
                 if not piece.whole and not parameter.is_contiguous():
                     raise ConfigError(
-                        f"{name!r} is not contiguous in memory and would be cut in two: make it contiguous "
-                        "before the session begins, or take localsgd"
+                        f"{name!r} is not contiguous in memory and cannot be cut: make it contiguous before "
+                        "the session begins, or take localsgd"
                     )
                 lists[number].append(piece)
         offset = end

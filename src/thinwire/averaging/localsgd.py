@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.averaging.base import PeriodOptions, ScheduleBase
-from thinwire.core.exchange import Exchange
+from thinwire.core import Exchange
 from thinwire.methods.dense import Dense
 
 
@@ -20,14 +20,10 @@ class EveryOption(ScheduleBase):
 
 @dataclass(frozen=True)
 class LocalSGD(PeriodOptions, EveryOption):
-    """Every rank trains by itself; after `every` steps the parameters become their mean.
+    """Every rank trains by itself; every few steps the parameters become the mean of all replicas.
 
-    x_i <- x_i - gamma g_i(x_i) in each step;  x_i <- (1/W) sum_l x_l after `every` of them.
-
-    Args:
-        every: optimizer steps between two sync rounds.
-        warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
-            see docs/periodic.md.
+        x_i <- x_i - gamma g_i(x_i) in each step
+        x_i <- (1/W) sum_l x_l after `every` steps
 
     Example:
         >>> from thinwire.averaging import LocalSGD
@@ -38,6 +34,10 @@ class LocalSGD(PeriodOptions, EveryOption):
     """
 
     name = "localsgd"
+    use_when = """The link is slow or its latency is long, and the workers see similar data: one dense mean
+    every few steps, and nothing in between."""
+    avoid_when = """The workers see very different data or `every` is large: the replicas drift apart between
+    sync rounds. Under AdamW each worker has its own moments, which costs accuracy."""
     formula = "itemsize * n / every"
     reference = 'Stich, "Local SGD converges fast and communicates little", 2019'
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from thinwire.averaging.base import Outer, PeriodOptions
 from thinwire.averaging.localsgd import EveryOption
-from thinwire.core import checks
-from thinwire.core.exchange import Exchange
+from thinwire.core import Exchange, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.topk import TopK
 
@@ -31,16 +30,15 @@ class _PeriodicOptions(EveryOption):
 class Periodic(PeriodOptions, _PeriodicOptions):
     """The general form: any exchange every few steps, and any outer step along its mean.
 
-    With z the last common model, after `every` local steps
-    g = exchange of (z - x_i);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z.
-    Residuals of the exchange are kept from one sync round to the next.
+        after `every` local steps, with z the last common model:
+            g = exchange of (z - x_i);  v <- mu v + g;  z <- z - lr (g + mu v);  x_i <- z
+
+    The exchange keeps its residuals from one sync round to the next.
 
     Args:
-        every: optimizer steps between two sync rounds.
         exchange: the method that averages `z - x_i`.
-        outer_lr, outer_momentum: lr and mu above; 1 and 0 give the mean itself.
-        warmup, momentum, buffers, anchor, grow, longest, fragments, overlap, blend: as for all schedules,
-            see docs/periodic.md.
+        outer_lr: lr above. With 1 and an outer momentum of 0 the common model is the mean itself.
+        outer_momentum: mu above.
 
     Example:
         >>> import thinwire
@@ -49,6 +47,12 @@ class Periodic(PeriodOptions, _PeriodicOptions):
     """
 
     name = "periodic"
+    use_when = """You want a combination that no other schedule has, such as sparse or low-rank changes every
+    few steps."""
+    avoid_when = """`localsgd`, `pqasgd` or `diloco` is what you need. Exchanges that keep the momentum
+    (`dgc`, `sketched`, `heavyball`) or let replicas differ (`a2sgd`) are refused."""
+    rounds_per_step = "1 in a sync round to compare the ranks, then those of the exchange; none in between"
+    compute = "that of the exchange, and a few passes over the parameters, per sync round"
     formula = ""
     formula_note = "the bytes of its exchange, once every `every` steps"
 

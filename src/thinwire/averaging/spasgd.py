@@ -8,8 +8,7 @@ from typing import Literal, cast
 import torch
 
 from thinwire.averaging.base import Schedule, ScheduleBase
-from thinwire.core import checks
-from thinwire.core.exchange import Exchange
+from thinwire.core import Exchange, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.dense import Dense
 
@@ -22,36 +21,39 @@ class _GroupOptions(ScheduleBase):
 
 @dataclass(frozen=True)
 class SPASGD(Schedule, _GroupOptions):
-    """In every step another part of the coordinates is averaged, so that each has its turn in `groups` steps.
+    """Every step averages another part of the parameters, so that each part has its turn in `groups` steps.
 
-    The coordinates are cut into p groups S_0 ... S_{p-1} of equal size. In step j
-    y_i = x_i - gamma g_i(x_i);  x_i[S] = (1/W) sum_l y_l[S] with S = S_{j mod p};  x_i = y_i elsewhere.
-    The mean of the replicas moves exactly as with full communication; only 1/p of the bytes is sent.
+        S_0 ... S_{p-1}: the coordinates, cut into p groups of equal size;  in step j, S = S_{j mod p}
+        y_i = x_i - gamma g_i(x_i);  x_i[S] = (1/W) sum_l y_l[S];  x_i = y_i elsewhere
+
+    The mean of the replicas moves exactly as with full communication.
 
     Args:
         groups: p.
-        order: "cyclic" takes the groups in turn; "shuffled" in another order in every round of p steps, so
-            that a coordinate waits for at most 2 p - 1 steps.
-        warmup, momentum, buffers, anchor: as for all schedules, see docs/periodic.md; "reset" is refused,
-            because an optimizer's state cannot be reset for a part of a tensor.
+        order: "cyclic" takes the groups in turn. "shuffled" takes them in a new order every p steps, so a
+            coordinate waits for at most 2 p - 1 steps.
+        momentum: "keep" leaves the optimizer's state to each rank, "average" averages it. "reset" is refused,
+            because the state cannot be reset for a part of a tensor.
 
     Example:
         >>> from thinwire.averaging import SPASGD
         >>> str(SPASGD(groups=16))
         'spasgd(groups=16)'
 
-    Differences from the paper: the analysis asks only that every coordinate be averaged within p steps;
-    equal contiguous groups are our choice. The last common values are kept (4 bytes per parameter), so that a
-    sync round with a non-finite mean can be aborted.
+    Differences from the paper: the analysis only requires that every coordinate is averaged within p steps;
+    equal contiguous groups are our choice. The last common values are kept, so that a sync round with a
+    non-finite mean can be aborted.
     """
 
     name = "spasgd"
+    use_when = """The link is slow and should be used evenly: every step sends the same small part, without
+    bursts."""
+    avoid_when = """The latency is long: there are rounds in every step. Or there are many groups and the
+    workers see very different data: this was far worse than full communication in the reproduction."""
+    rounds_per_step = "2 (one to compare the ranks, one mean)"
     formula = "itemsize * n / groups"
-    formula_note = "on average"
-    reference = (
-        'Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and '
-        'quantized communication", NeurIPS 2018'
-    )
+    reference = """Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and
+    quantized communication", NeurIPS 2018"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +61,7 @@ class SPASGD(Schedule, _GroupOptions):
         checks.one_of(self.name, "order", self.order, ("cyclic", "shuffled"))
         if self.momentum == "reset":
             raise ConfigError(
-                "spasgd: the optimizer's memory cannot be reset for a part of a tensor: momentum is 'keep' "
+                "spasgd: the optimizer's state cannot be reset for a part of a tensor; take momentum='keep' "
                 "or 'average'"
             )
 

@@ -16,7 +16,7 @@ from thinwire.errors import DisagreementError
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
-# The ranks compare first: the step, the number of the sync round, the fragments, and a mark of the rest.
+# First the ranks compare the step, the number of the sync round, the fragments, and a mark of the rest.
 NOTE_BYTES = 4 * 8
 _MARK = mark_of("thinwire sync round")
 
@@ -86,11 +86,12 @@ class SyncRound:
 
 
 _PROBLEMS = (
-    "the ranks synchronise after different numbers of optimizer steps ({}). All must take equally many: give "
-    "each rank as many batches, and a GradScaler, which skips steps on single ranks, to attach(scaler=...)",
+    "the ranks synchronise after different numbers of optimizer steps ({}). All must take the same number: "
+    "give each rank as many batches, and pass a GradScaler, which skips steps on single ranks, to "
+    "attach(scaler=...)",
     "the ranks are at different sync rounds ({}): load the same checkpoint on every rank",
-    "one rank was told to sync() while another synchronised as planned (marks: {}): call it on every rank "
-    "after the same step",
+    "one rank called sync() while another synchronised as planned (marks: {}): call it on every rank after "
+    "the same step",
     "the ranks' optimizers or buffers hold different tensors (marks: {}): with momentum='average' every "
     "parameter must have had a gradient on every rank, or on none",
 )
@@ -111,7 +112,7 @@ class OptimizerTensors:
         self._optimizer = optimizer
 
     def of(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
-        """The numbers that belong to these pieces, by name, in an order that is equal on all ranks."""
+        """The tensors that belong to these pieces, by name, in the same order on all ranks."""
         found: dict[str, torch.Tensor] = {}
         for piece in pieces:
             for entry, value in remembered(self._optimizer, piece.parameter).items():

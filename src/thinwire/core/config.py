@@ -14,10 +14,20 @@ class Configured:
     """
 
     name: ClassVar[str]
+    family: ClassVar[str] = "other"
+    """The group of related methods it belongs to."""
+    use_when: ClassVar[str] = ""
+    """When to take it: one or two plain sentences."""
+    avoid_when: ClassVar[str] = ""
+    """When to take something else."""
     formula: ClassVar[str] = "-"
     """The payload of a worker per step in bytes, for people to read and for tests to evaluate."""
     formula_note: ClassVar[str] = ""
     """What the formula omits, or when it holds."""
+    rounds_per_step: ClassVar[str] = ""
+    """How many collectives follow one another in a step."""
+    compute: ClassVar[str] = ""
+    """The work of a step besides communication, in words."""
     reference: ClassVar[str] = ""
     """The paper."""
 

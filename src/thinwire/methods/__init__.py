@@ -1,11 +1,12 @@
 """The methods, one file each. A new one is a file here and a line in `registry.py`."""
 
 from thinwire.methods.a2sgd import A2SGD
-from thinwire.methods.dense import BF16, FP16, Dense
+from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
 from thinwire.methods.efsign import EFSign
 from thinwire.methods.gaussiank import GaussianK
 from thinwire.methods.gspar import GSpar
+from thinwire.methods.half import BF16, FP16
 from thinwire.methods.heavyball import HeavyBall
 from thinwire.methods.lag import LAG
 from thinwire.methods.laq import LAQ

@@ -1,4 +1,4 @@
-"""A2SGD: two means in place of a gradient."""
+"""A2SGD: two means instead of a gradient."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import cast
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Scope, Traits
+from thinwire.core import Channel, Exchange, Layout, State, Traits, checks
+from thinwire.core.traits import Scope
 from thinwire.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class A2SGD(Exchange):
-    """Averages two numbers per step: the mean of the entries from 0 up, and the mean of those below.
+    """Averages two numbers per step: the mean of the entries that are at least 0, and the mean of the others.
 
-    P_i = {j: g_ij >= 0}, N_i = the others;  mu+_i, mu-_i = the means of g_i on P_i and on N_i
-    out_i = g_i + (mean_l mu+_l - mu+_i) on P_i + (mean_l mu-_l - mu-_i) on N_i
+        P_i = {j: g_ij >= 0};  N_i = the others;  mu+_i, mu-_i = the means of g_i on P_i and on N_i
+        out_i = g_i + (mean_l mu+_l - mu+_i) on P_i + (mean_l mu-_l - mu-_i) on N_i
 
-    Every rank keeps its own gradient, only shifted, so replicas drift apart; between n entries the two
-    means hardly differ (about 1/sqrt(n)), so without more this is training without communication. Hence
-    the parameters themselves are averaged every so many steps, which is what makes replicas one model:
-    before the next forward pass under DDP, at the beginning of `Session.average` in a loop of your own
-    (or where you call `session.reconcile()`: do so at the end, before you save or evaluate). With
-    `optimizer=` given, its momenta are averaged too. `session.spread()` tells how far replicas are apart.
+    Every rank keeps its own gradient, only shifted, so the replicas drift apart. With n entries the two means
+    of different ranks hardly differ (about 1/sqrt(n)): without more, this is training without communication.
+    So the parameters themselves are averaged every `average_every` steps: before the next forward pass under
+    DDP, at the beginning of `Session.average` in your own loop, or where you call `session.reconcile()`. Call
+    it at the end, before you save or evaluate. If `optimizer=` is given, its momenta are averaged too.
+    `session.spread()` measures how far apart the replicas are.
 
     Args:
-        average_every: steps from one averaging of the parameters to the next; None never does.
-        allow_drift: must be True for `average_every=None`: ranks then end with different models.
+        average_every: the number of steps between two averages of the parameters. None never averages them.
+        allow_drift: must be True for `average_every=None`: every rank then ends with its own model.
         scope: two means for the whole "model", or for each "bucket" or "tensor".
 
-    Differences from the paper: the averaging of parameters is ours; the paper does not do it. Small tensors
-    are averaged exactly, as by every method here. Under DDP's `join()`, ranks that have run out of data
-    make no forward pass: do not use both.
+    Differences from the paper: the paper does not average the parameters. Small tensors are averaged exactly,
+    as by every method here. Do not use it with DDP's `join()`: ranks without data make no forward pass.
     """
 
     name = "a2sgd"
+    family = "approximate"
+    use_when = "You study the method itself, or compare it with training without communication."
+    avoid_when = """You want one common model after every step: the replicas differ. In the reproduction the
+    two means added nothing to averaging the parameters as often, which `localsgd` does by itself."""
     formula = "8"
     formula_note = "plus itemsize * n once every average_every steps"
-    reference = (
-        'Bhattacharya, Yu and Chowdhury, "O(1) communication for distributed SGD through two-level gradient '
-        'averaging", 2021'
-    )
+    rounds_per_step = "1 (a mean of two numbers), and 1 more when the parameters are averaged"
+    compute = "one pass for the two means, one to shift the gradient"
+    reference = """Bhattacharya, Yu and Chowdhury, "O(1) communication for distributed SGD through two-level
+    gradient averaging", 2021"""
     average_every: int | None = 32
     allow_drift: bool = False
     scope: Scope = "model"
@@ -57,8 +57,8 @@ class A2SGD(Exchange):
         checks.optional(checks.whole, self.name, "average_every", self.average_every, 1)
         if self.average_every is None and not self.allow_drift:
             raise ConfigError(
-                f"{self.name}: with average_every=None nothing ever brings the replicas together; give a "
-                "number of steps, or say allow_drift=True if every rank shall end with a model of its own"
+                f"{self.name}: with average_every=None the replicas are never averaged. Give a number of "
+                "steps, or allow_drift=True if every rank may end with its own model"
             )
 
     @property
@@ -79,10 +79,9 @@ class A2SGD(Exchange):
         await ch.commit(bool(mean.isfinite().all()))
         own_plus, own_minus = cast("list[float]", own.tolist())
         plus, minus = cast("list[float]", mean.tolist())
-        kernels.a2sgd_apply(
-            x, own_plus, own_minus, plus, minus, out
-        )  # out = g + (plus - own_plus) on P + ...
+        # out = g + (plus - own_plus) on P + (minus - own_minus) on N
+        kernels.a2sgd_apply(x, own_plus, own_minus, plus, minus, out)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        """Without the averaging of parameters, which is apart from the steps."""
+        """Without the averaging of the parameters, which is not part of a step."""
         return 8

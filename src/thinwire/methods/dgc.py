@@ -4,62 +4,56 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, momentum
-from thinwire.core.layout import Layout, Slot
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, momentum
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Residual, SparseMemory
+from thinwire.methods.families.momentum import clipped, corrected, masked
 from thinwire.methods.families.sparse import SparseByRatio
-from thinwire.methods.heavyball import HeavyBall, corrected, masked
+from thinwire.methods.heavyball import HeavyBall
 from thinwire.methods.topk import TOP_K
 
 
 @dataclass
 class DGCState(Residual):
-    """`error` is the paper's v; `m` is empty where there is no momentum."""
+    """`error` is the paper's v. `m` is empty if there is no momentum."""
 
     m: torch.Tensor = momentum()
 
 
 @dataclass(frozen=True)
 class DGC(SparseByRatio):
-    """Every rank accumulates its own momentum and sends the k largest entries of what has piled up.
+    """Every rank sums up its own momentum and sends the k largest entries of the sum.
 
-    g_i = g_i min(1, sqrt(W) clip / |g_i|)                               local clipping
-    m_i = a m_i + g_i;  v_i = v_i + m_i                                  momentum correction
-    c_i = top_k(v_i);  v_i = v_i - c_i;  m_i = 0 where c_i was sent      momentum factor masking
-    out = (1/W) sum_i c_i                    (Nesterov: m_i = a (m_i + g_i); v_i = v_i + m_i + g_i)
+        g_i = g_i min(1, sqrt(W) clip / |g_i|)                             local clipping
+        m_i = a m_i + g_i;  v_i = v_i + m_i                                momentum correction
+        c_i = top_k(v_i);  v_i = v_i - c_i;  m_i = 0 where c_i was sent    momentum factor masking
+        out = (1/W) sum_i c_i
+        Nesterov: m_i = a (m_i + g_i);  v_i = v_i + m_i + g_i
 
-    The momentum happens here, so the optimizer must have none: plain SGD, or Adam with a first beta of 0.
-    Give it to `attach(..., optimizer=...)`, which checks that. Small tensors are averaged with the same
-    momentum (see `heavyball`). Weight decay belongs into the optimizer, after the mean; it then has no
-    momentum, so against SGD(momentum=a) it acts 1 - a times as strong: divide it by 1 - a.
-
-    Masking forgets momentum, so with a > 0 sums are not conserved: where the ranks' gradients do not
-    vanish together (very different data), the result is biased.
+    The optimizer must have no momentum: plain SGD, or Adam with a first beta of 0. Pass it to
+    `attach(..., optimizer=...)`, which checks this. Small tensors are averaged with the same momentum (see
+    `heavyball`). Weight decay in the optimizer has no momentum: it is 1 - a times as strong as with
+    SGD(momentum=a), so divide it by 1 - a.
 
     Args:
-        ratio: the part of the entries that is sent.
-        momentum: a; 0 is `topk`, to the last bit.
+        momentum: a. With 0 it equals `topk` bit for bit.
         nesterov: look ahead.
-        clip: the norm above which the mean gradient would be clipped, were it known: each rank's share of
-            the mean, g_i / W, is clipped at clip / sqrt(W). The norm is that of what one run sees: a
-            tensor, a bucket or the model, by `scope`. The loss scale is taken into account.
-        warmup: steps during which the density falls from 25 % to its value, exponentially.
-        values, scope, reduce: as for all methods that select their own indices.
+        clip: the norm at which the mean gradient would be clipped. The norm covers one tensor, bucket or
+            model, by `scope`. The loss scale is taken into account.
 
-    Differences from the paper: the selection is exact instead of by a sampled threshold; the warm-up falls
-    at every step instead of every epoch; clipping is by tensor unless scope="model". The paper's gradients
-    are divided by W before they are clipped, thinwire's are not, hence sqrt(W) in place of 1/sqrt(W).
+    Differences from the paper: exact selection instead of a sampled threshold. The warm-up changes in every
+    step instead of every epoch. Clipping is by tensor unless scope="model". Gradients are clipped before
+    they are divided by W, hence sqrt(W) instead of 1/sqrt(W).
     """
 
     name = "dgc"
+    use_when = """The link is very slow, you train with momentum SGD, and you can turn off the optimizer's
+    momentum. It corrects the momentum of entries that are sent late."""
+    avoid_when = """You train with AdamW, whose momentum it replaces. Or the workers see very different data:
+    masking forgets momentum, and the result is then biased."""
     formula = "index_bytes(n, k) + 4 * k"
     reference = 'Lin, Han, Mao, Wang and Dally, "Deep gradient compression", 2018'
     proven_codes = ("qsgd",)
@@ -102,9 +96,3 @@ class DGC(SparseByRatio):
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, values=None, reduce="gather", momentum=0.0, clip=None)
-
-
-def clipped(g: torch.Tensor, norm: float) -> torch.Tensor:
-    """g, shrunk to this norm if it is longer; what is not finite stays so."""
-    length = float(cast(torch.Tensor, torch.linalg.vector_norm(g, dtype=torch.float64)))
-    return g * (norm / length) if length > norm else g

@@ -8,39 +8,36 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core.channel import Channel
+from thinwire.core import Channel
 from thinwire.methods.families.feedback import DenseMemory, Residual
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
 @dataclass(frozen=True)
 class EFSign(Quantised):
-    """Every rank sends the signs of error + gradient and their mean magnitude; the rest is its new error.
+    """Every rank sends the signs of residual + gradient and their mean magnitude, and keeps the rest.
 
-    u_i = g_i + e_i;  Delta_i = (||u_i||_1 / d) sign(u_i);  e_i = u_i - Delta_i;  out = (1/W) sum_i Delta_i
+        u_i = g_i + e_i;  Delta_i = (||u_i||_1 / n) sign(u_i);  e_i = u_i - Delta_i
+        out = (1/W) sum_i Delta_i
 
-    Delta is a contraction: ||u - Delta||^2 = (1 - delta) ||u||^2 with delta = ||u||_1^2 / (d ||u||_2^2),
-    2/pi for a normal distribution. One bit per entry and one float32 per tensor. A zero counts as +.
+    Delta is a contraction: ||u - Delta||^2 = (1 - delta) ||u||^2 with delta = ||u||_1^2 / (n ||u||_2^2),
+    which is 2/pi for a normal distribution. The payload is one bit per entry and one float32 per tensor. Zero
+    counts as +. In two shots every stretch has its own magnitude, and its owner keeps what the second code
+    loses.
 
-    Args:
-        reduce: as for all methods that code every entry. With two shots every stretch has its own
-            magnitude, and what the second code loses is its owner's error.
-
-    Example:
-        >>> from thinwire.methods import EFSign
-        >>> str(EFSign(reduce="gather"))
-        "efsign(reduce='gather')"
-
-    Differences from the paper: the error is kept in units of the gradient, not of gradient times step
-    size; many workers, whose codes are averaged.
+    Differences from the paper: the residual is in units of the gradient, not of gradient times learning rate.
+    The codes of many workers are averaged.
     """
 
     name = "efsign"
+    use_when = """You train with SGD over a slow link and want one bit per entry: the residual makes up for
+    what the signs lose, so it converges where `signsgd` does not."""
+    avoid_when = """You train with AdamW: signs with error feedback end worse than `dense` there. Or a few
+    entries of a tensor are far larger than the rest: all get the same magnitude."""
     formula = "ceil(n / 8) + 4"
-    reference = (
-        'Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient compression '
-        'schemes", 2019'
-    )
+    compute = "one pass to code, one to decode each received code, one to update the residual"
+    reference = """Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
+    compression schemes", 2019"""
     feedback = True
     entries_per_byte = 8
     reduce: Reduce = reduce_option()
@@ -51,13 +48,13 @@ class EFSign(Quantised):
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         with DenseMemory(state.error, x, out) as memory:
-            mean = await self.average(memory.u, ch)  # of Delta = (||u||_1 / d) sign(u), u = g + e
+            mean = await self.average(memory.u, ch)  # of Delta = (||u||_1 / n) sign(u), u = g + e
             if await ch.commit(mean.finite):
                 mean.subtract_own(memory.commit(), scratch=out)  # e = u - Delta
         mean.write(out)  # out = (1/W) sum Delta
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """sign(v), packed, and ||v||_1 / d."""
+        """sign(v), packed, and ||v||_1 / n."""
         bits, magnitude = kernels.sign_pack_mean(v)
         return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
 

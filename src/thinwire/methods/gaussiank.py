@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
+from thinwire.core import Channel, Exchange
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
 from thinwire.methods.families.sparse import SparseByRatio
 
@@ -17,27 +16,31 @@ GAUSSIAN_K = Selector(kernels.gaussiank, kernels.select_feedback_gaussiank, kern
 
 @dataclass(frozen=True)
 class GaussianK(SparseByRatio):
-    """Every rank sends the entries beyond a threshold that it finds from their mean and deviation.
+    """Every rank sends the entries above a threshold that it computes from their mean and deviation.
 
-    u_i = g_i + e_i;  mu, sigma = mean and deviation of u_i;  t = mu + sigma Phi^-1(1 - ratio/2)
-    I = {j: |u_ij| > t}, with t bracketed and bisected until about k are in it;  c_i = u_i on I
-    e_i = u_i - c_i;  out = (1/W) sum_i c_i
+        u_i = g_i + e_i;  mu, sigma = mean and deviation of u_i;  t = mu + sigma Phi^-1(1 - ratio/2)
+        I = {j: |u_ij| > t}, with t bracketed and bisected until I has about k entries;  c_i = u_i on I
+        e_i = u_i - c_i;  out = (1/W) sum_i c_i
 
     Args:
-        ratio: about the part of the entries that is sent; ranks may send different numbers.
-        feedback, values, scope, reduce, warmup: as for all methods that select their own indices.
+        ratio: about the share of the entries that is sent. The ranks may send different numbers of entries.
 
-    Differences from the paper: the two-sided tail of the authors' code, not the one-sided of the text; up to
-    eight counts, bracketed and then bisected, instead of three blind changes of the threshold; never more
-    than 4k/3 entries; unequal numbers of entries are decoded as what they are.
+    Differences from the paper: the two-sided tail of the authors' code, not the one-sided tail of the text.
+    Up to eight counts, bracketed and then bisected, instead of three blind changes of the threshold. Never
+    more than 4k/3 entries. Ranks that send different numbers of entries are decoded correctly.
     """
 
     name = "gaussiank"
+    use_when = """You want the result of `topk` on a device where an exact selection is slow. Its accuracy was
+    close to that of `topk` in the reproduction."""
+    avoid_when = """You train on CPUs, where the exact `topk` selects faster. Or you need to know the bytes
+    beforehand: they depend on the gradient. Under AdamW it ends worse than `dense`, like `topk`."""
     formula = "index_bytes(n, k) + 4 * k"
-    formula_note = "k is about ratio * n and depends on the gradient"
-    reference = (
-        'Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep learning", 2019'
-    )
+    formula_note = "where k is about ratio * n and depends on the gradient"
+    rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
+    compute = "two passes for mean and deviation, and up to eight passes to count"
+    reference = """Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep
+    learning", 2019"""
     ragged = True
     proven_codes = ("qsgd", "onebit")
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Scope, Traits
+from thinwire.core import Channel, Exchange, Layout, State, Traits, checks
+from thinwire.core.traits import Scope
 from thinwire.methods.families import sampled
 
 EVERYTHING = torch.finfo(torch.float32).max
@@ -19,41 +16,39 @@ EVERYTHING = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class GSpar(Exchange):
-    """Every rank sends an entry with a probability that grows with its size, and makes up for the rest.
+    """Every rank sends an entry with a probability that grows with its size, and scales it up in return.
 
-    p_j = min(lambda |g_j|, 1);  Z_j ~ Bernoulli(p_j);  Q(g)_j = Z_j g_j / p_j;  out = (1/W) sum_i Q(g_i)
+        p_j = min(lambda |g_j|, 1);  Z_j ~ Bernoulli(p_j);  Q(g)_j = Z_j g_j / p_j
+        out = (1/W) sum_i Q(g_i)
+        by `ratio` (kappa), greedily: p = min(kappa n |g| / ||g||_1, 1), then in each round
+            I = {p < 1};  c = (kappa n - n + |I|) / sum_I p;  p = min(c p, 1)
+        by `budget` (epsilon), in closed form: the least sum p with E||Q(g)||^2 <= (1 + epsilon) ||g||^2
 
-    By `ratio` (kappa), greedily: p = min(kappa d |g| / ||g||_1, 1), then in each round
-    I = {p < 1};  c = (kappa d - d + |I|) / sum_I p;  p = min(c p, 1)
-    By `budget` (epsilon), in closed form: the least sum p with E||Q(g)||^2 <= (1 + epsilon) ||g||^2.
-
-    What is sent with p < 1 has the magnitude 1/lambda, whatever it was: it costs an index and a bit of
-    sign. Only entries with p = 1 are sent with their values.
-
-    There is no memory: variance, not bias, is the price. Where noise limits the step size, take it
-    smaller by 1/(1 + epsilon).
+    All entries with p < 1 are sent with the magnitude 1/lambda, so each costs an index and a sign bit. Only
+    entries with p = 1 are sent with their values. There is no residual: the price is variance, not bias.
+    Where noise limits the learning rate, divide it by 1 + epsilon.
 
     Args:
-        ratio: kappa, the part of the entries that is sent on average. 1 sends everything as it is.
-        rounds: of the greedy iteration; two suffice below 5 %.
-        budget: epsilon. If given, `ratio` and `rounds` do not count.
-        scope: probabilities over each "tensor" by itself, over each "bucket", or over the whole "model".
+        ratio: kappa, the share of the entries that is sent on average. 1 sends every entry as it is.
+        rounds: the rounds of the greedy iteration. Two suffice below 5 %.
+        budget: epsilon. If given, `ratio` and `rounds` have no effect.
+        scope: compute the probabilities over each "tensor", each "bucket" or the whole "model".
 
-    Example:
-        >>> from thinwire.methods import GSpar
-        >>> str(GSpar(ratio=0.05))
-        'gspar(ratio=0.05)'
-
-    Differences from the paper: index lists are coded as for top-k, in less than log2 d bits per entry.
+    Differences from the paper: index lists are coded as for `topk`, in less than log2 n bits per entry.
     """
 
     name = "gspar"
+    family = "sparse"
+    use_when = """You want sparse gradients without residuals: the result is unbiased and nothing arrives
+    late. It works best if few entries are large."""
+    avoid_when = """Noise already limits your learning rate, or there are many workers: it only gathers, so
+    the bytes grow with their number. They also depend on the gradient and on chance."""
     formula = "index_bytes(n, sure) + 4 * sure + index_bytes(n, drawn) + ceil(drawn / 8) + 8"
-    formula_note = "sure entries have p = 1, drawn ones p < 1; together they are about ratio * n"
-    reference = (
-        'Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient distributed '
-        'optimization", 2018'
-    )
+    formula_note = "where sure entries have p = 1 and drawn ones p < 1; together they are about ratio * n"
+    rounds_per_step = "2 (the lengths, then a gather)"
+    compute = "a few passes for the probabilities, one to draw, one addition per received entry"
+    reference = """Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
+    distributed optimization", 2018"""
     ratio: float = 0.1
     rounds: int = 2
     budget: float | None = None
@@ -80,7 +75,7 @@ class GSpar(Exchange):
         received = await ch.gather(sampled.encode(n, *sample), ragged=True)
         Q = [entries for parts in received for entries in sampled.decode(parts, n)]
         await ch.commit(all(kernels.all_finite(parts[1]) for parts in received))
-        # out = (1/W) sum Q. A rank has two lists, and the mean is over lists: every value counts twice.
+        # out = (1/W) sum Q. Each rank has two lists, and the mean is over lists, so every value counts twice.
         kernels.scatter_mean([part.indices for part in Q], [2 * part.values for part in Q], out)
 
     def lam(self, x: torch.Tensor) -> float:
@@ -90,7 +85,7 @@ class GSpar(Exchange):
         return EVERYTHING if self.ratio == 1 else kernels.gspar_probabilities(x, self.ratio, self.rounds)
 
     def payload_bytes(self, layout: Layout, size: int) -> None:
-        """Chance decides how many entries are sent."""
+        """Unknown: the number of entries is random."""
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, budget=None)

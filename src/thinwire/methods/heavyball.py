@@ -1,4 +1,4 @@
-"""The plain mean of momenta: what methods that own the momentum do with tensors too small for them."""
+"""The plain mean of momenta: what methods that keep the momentum do with tensors too small for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, momentum
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, Exchange, Layout, State, Traits, checks, momentum
+from thinwire.methods.families.momentum import corrected
 
 
 @dataclass
@@ -20,21 +17,27 @@ class HeavyBallState(State):
 
 @dataclass(frozen=True)
 class HeavyBall(Exchange):
-    """Averages every rank's momentum instead of its gradient; equals momentum after the mean.
+    """Averages the momentum of every rank instead of its gradient; the same as momentum after the mean.
 
-    m_i = a m_i + g_i;  out = (1/W) sum_i m_i        (Nesterov: m_i = a (m_i + g_i); out of m_i + g_i)
+        m_i = a m_i + g_i;  out = (1/W) sum_i m_i
+        Nesterov: m_i = a (m_i + g_i);  out = (1/W) sum_i (m_i + g_i)
 
-    `dgc` and `sketched` use it for biases, norm scales and other small tensors, which would otherwise be
-    left without momentum. By itself it is the dense counterpart to compare those with: the optimizer is
-    the same, and must have no momentum of its own.
+    `dgc` and `sketched` use it for biases, norm scales and other small tensors, which would otherwise have
+    no momentum.
 
     Args:
-        momentum: a, from 0 up and below 1.
+        momentum: a, at least 0 and below 1.
         nesterov: look ahead, as `torch.optim.SGD(nesterov=True)` does.
     """
 
     name = "heavyball"
+    family = "dense"
+    use_when = """You compare `dgc` or `sketched` with a dense run: the optimizer is the same, and the
+    momentum is kept in the same place."""
+    avoid_when = "You want fewer bytes: it sends as much as `dense`. An optimizer with momentum is refused."
     formula = "itemsize * n"
+    rounds_per_step = "1 (a mean)"
+    compute = "one pass to update the momentum"
     reference = 'Polyak, "Some methods of speeding up the convergence of iteration methods", 1964'
     momentum: float = 0.9
     nesterov: bool = False
@@ -61,26 +64,3 @@ class HeavyBall(Exchange):
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         return layout.dense_bytes
-
-
-def corrected(
-    g: torch.Tensor, m: torch.Tensor, a: float, nesterov: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next momentum, and what a step adds to the model: the same, unless it looks ahead.
-
-    `m` may be empty where there is no momentum (a = 0): both are then g.
-    """
-    if not m.numel():
-        return g, g
-    if nesterov:
-        m = (m + g) * a
-        return m, m + g
-    m = m * a + g
-    return m, m
-
-
-def masked(m: torch.Tensor, new: torch.Tensor, sent: torch.Tensor) -> None:
-    """Momentum factor masking: m = new, and 0 at the indices that were sent. `m` may be empty."""
-    if m.numel():
-        m.copy_(new)
-        m[sent.long()] = 0

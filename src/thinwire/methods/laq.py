@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
+from thinwire.core import Channel, Exchange
 from thinwire.methods.families import lazy_rules as rules
-from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep, check_options, lazy_state
+from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep
 
-# Codes of fewer bits lose so much of a change that the rule skips it, even with entries of short tails.
+# Codes with fewer bits lose so much of a change that the rule skips it, even if no entry stands out.
 COARSE = 4
 
 
 @dataclass(frozen=True)
 class QuantisedLazy(Lazy):
-    """Base of LAQ and SLAQ: quantised uploads, and a rule that allows for what codes lose."""
+    """Base of LAQ and SLAQ: quantised uploads, and a rule that allows for the errors of codes.
+
+    Args:
+        bits: b, the bits per entry of an upload: 1, 2, 4 or 8. 32 sends float32. With 1 or 2 bits the errors
+            in the rule outweigh any change: most uploads are skipped, and training may diverge.
+    """
+
+    formula = "1 + ceil(n * bits / 8) + 4"
 
     bits: int = 4
     window: int = 10
     xi: float = 0.08
     max_skip: int = 100
 
-    def __post_init__(self) -> None:
-        check_options(self.name, self.window, self.xi, self.max_skip, self.bits)
-
-    @property
-    def upload_bits(self) -> int:
-        return self.bits
-
     @property
     def warning(self) -> str | None:
         if self.bits >= COARSE or self.max_skip == 0:
             return None
         return (
-            f"{self} may diverge: such coarse codes lose so much that the rule skips uploads whatever has "
+            f"{self} may diverge: codes this coarse lose so much that the rule skips uploads whatever has "
             f"changed. Take bits={COARSE}, or max_skip=0, which skips nothing"
         )
-
-    def init(self, layout: Layout) -> LazyState:
-        return lazy_state(layout, self.window)
 
     def allowed(self, bound: float, error: float, last_error: float) -> float:
         """The largest change that may be skipped."""
@@ -64,32 +58,25 @@ class QuantisedLazy(Lazy):
 
 @dataclass(frozen=True)
 class LAQ(QuantisedLazy):
-    """LAG with a few bits per entry of an upload: each tensor's change since its last upload, quantised.
+    """LAG with a few bits per entry: a rank uploads the quantised change since its last upload.
 
-    for every tensor:  R = max |g_i - Q_i|;  t = 1 / (2^b - 1)
-        q = floor((g_i - Q_i + R) / (2 t R) + 1/2);  Q_i' = Q_i - R + 2 t R q
-    rank i skips if |Q_i' - Q_i|^2 <= xi sum_{d=1..D} |out_{k-d}|^2 + 3 (|e_i|^2 + |e_i(last upload)|^2)
-    and has been silent for fewer than `max_skip` steps;  e_i = g_i - Q_i', the norms over all tensors
-    out_k = (1/W) sum_i Q_i(last upload)
+        for every tensor:  R = max |g_i - Q_i|;  t = 1 / (2^b - 1)
+            q = floor((g_i - Q_i + R) / (2 t R) + 1/2);  Q_i' = Q_i - R + 2 t R q
+        e_i = g_i - Q_i', norms over all tensors;  R_k = xi sum_{d=1..D} |out_{k-d}|^2
+        rank i skips if |Q_i' - Q_i|^2 <= R_k + 3 (|e_i|^2 + |e_i(last upload)|^2)
+        and it has skipped fewer than `max_skip` steps;  out_k = (1/W) sum_i Q_i(last upload)
 
-    What a code loses is part of the next difference; |e_i| <= t R in every entry. Uploads travel as those of
-    `lag` do.
+    What a code loses is part of the next difference; no entry of e_i exceeds t R. Uploads reach the other
+    ranks as those of `lag` do.
 
-    Args:
-        bits: b, of 1, 2, 4 and 8; 32 sends float32, and is then `lag` with `max_skip`. With 1 or 2 bits the
-            errors in the rule outweigh any change: most uploads are skipped, and training may diverge.
-        window: D.
-        xi: the weight of each past step.
-        max_skip: the longest silence, in steps.
-
-    Differences from the paper: no server, every rank keeps the sum; widths that pack into bytes; a radius R
-    for each tensor, where the paper has one for the whole model.
+    Differences from the paper: there is no server; every rank keeps the sum. Widths pack into bytes. Every
+    tensor has its own radius R; the paper has one for the whole model.
     """
 
-    name: ClassVar[str] = "laq"
-    formula = "1 + ceil(n * bits / 8) + 4"
-    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
-    reference = (
-        'Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily aggregated '
-        'quantized gradients", 2019'
-    )
+    name = "laq"
+    use_when = """Every step uses the gradient of all local data with plain SGD, as for `lag`, and uploads
+    should be small: a few bits per entry, and none if little has changed."""
+    avoid_when = """You train with minibatches (take `lasg` or `slaq`), momentum or Adam. Never use 1 or 2
+    bits with skipping: the rule then skips real changes, and training may diverge."""
+    reference = """Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily
+    aggregated quantized gradients", 2019"""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import State
+from thinwire.core import Channel, State
 from thinwire.kernels.natural import NOT_FINITE
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
@@ -18,26 +17,25 @@ from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce
 class Natural(Quantised):
     """Every entry is rounded at random to one of the two powers of two around it.
 
-    2^a <= |t| < 2^(a+1):  C(t) = sign(t) 2^(a+1) with probability |t|/2^a - 1, else sign(t) 2^a
-    out = (1/W) sum_i C(g_i)
+        2^a <= |t| < 2^(a+1):  C(t) = sign(t) 2^(a+1) with probability |t|/2^a - 1, else sign(t) 2^a
+        out = (1/W) sum_i C(g_i)
 
-    Its expectation is t and its variance at most t^2/8. One byte per entry, sign and exponent, and one for
-    the tensor.
+    The expectation of C(t) is t, and its variance is at most t^2/8. The payload is one byte per entry, sign
+    and exponent, and one byte for the tensor.
 
-    Args:
-        reduce: as for all methods that code every entry.
-
-    Differences from the paper: 7 bits of exponent, relative to the largest of the tensor, instead of 8:
-    whole bytes; what is 2^126 times smaller than the largest entry becomes zero or the smallest power.
-    In float16 a mean above 65,504 comes out infinite: entries above 32,768 may be rounded up to that.
+    Differences from the paper: 7 bits of exponent, relative to the largest entry, instead of 8, so that codes
+    are whole bytes. Entries 2^126 times smaller than the largest become zero or the smallest power. In
+    float16 a mean above 65,504 becomes infinite, because entries above 32,768 may be rounded up to 65,536.
     """
 
     name = "natural"
+    use_when = """Entries of one tensor differ by many orders of magnitude: every entry has the same relative
+    error, however small it is, and the result is unbiased."""
+    avoid_when = """The entries of a tensor are of similar size: `qsgd(bits=8)` has about the same bytes and
+    is more exact. Four workers gather as many bytes as `bf16` sends, which adds no random noise."""
     formula = "n + 1"
-    reference = (
-        'Horvath, Ho, Horvath, Sahu, Canini and Richtarik, "Natural compression for distributed deep '
-        'learning", 2019'
-    )
+    reference = """Horvath, Ho, Horvath, Sahu, Canini and Richtarik, "Natural compression for distributed deep
+    learning", 2019"""
     reduce: Reduce = reduce_option()
 
     @property

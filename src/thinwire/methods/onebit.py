@@ -8,35 +8,35 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core.channel import Channel
+from thinwire.core import Channel
 from thinwire.methods.families.feedback import DenseMemory, Residual
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
 @dataclass(frozen=True)
 class OneBit(Quantised):
-    """An entry is sent as the mean of those that have its sign; what that loses is added next time.
+    """Every entry is sent as the mean of all entries with its sign; the rest stays in the residual.
 
-    u_i = g_i + e_i;  m+ = mean of u_j >= 0;  m- = mean of u_j < 0
-    Q(u)_j = m+ if u_j >= 0 else m-;  e_i = u_i - Q(u_i);  out = (1/W) sum_i Q(u_i)
+        u_i = g_i + e_i;  m+ = mean of u_j >= 0;  m- = mean of u_j < 0
+        Q(u)_j = m+ if u_j >= 0 else m-;  e_i = u_i - Q(u_i);  out = (1/W) sum_i Q(u_i)
 
-    The two means are the best values that a bit of sign can choose between. One bit per entry and two
-    float32 per tensor.
+    The two means are the best pair of values that one bit can choose from. The payload is one bit per entry
+    and two float32 per tensor. In two shots every stretch has its own means, and its owner keeps what the
+    second code loses.
 
-    Args:
-        reduce: as for all methods that code every entry. With two shots every stretch has its own
-            means, and what the second code loses is its owner's error.
-
-    Differences from the paper: two means for a tensor instead of for each of its columns; gather for few
-    ranks instead of always two shots.
+    Differences from the paper: two means for a tensor instead of for each of its columns. Few ranks gather
+    instead of using two shots always.
     """
 
     name = "onebit"
+    use_when = """You want one bit per entry under SGD, and positive and negative entries differ in size: they
+    get a magnitude each, where `efsign` has one for both."""
+    avoid_when = """You train with AdamW: one-bit codes with error feedback end worse than `dense` there. Take
+    `qsgd(bits=4)` if nothing may arrive late."""
     formula = "ceil(n / 8) + 8"
-    reference = (
-        'Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent and its application to '
-        'data-parallel distributed training of speech DNNs", 2014'
-    )
+    compute = "one pass to code, one to decode each received code, one to update the residual"
+    reference = """Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent and its application to
+    data-parallel distributed training of speech DNNs", 2014"""
     feedback = True
     entries_per_byte = 8
     reduce: Reduce = reduce_option()

@@ -1,4 +1,4 @@
-"""Random-block sparsification: one contiguous block, chosen alike on all ranks, one mean."""
+"""Random-block sparsification: the same contiguous block on all ranks, in one mean."""
 
 from __future__ import annotations
 
@@ -7,38 +7,42 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Scope, Traits
+from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import Residual, poisoned
 from thinwire.methods.families.sparse import count_of
 
 
 @dataclass(frozen=True)
 class RandomBlock(Exchange):
-    """All ranks average the same block of k neighbouring entries, at a place drawn anew each step.
+    """All ranks average the same block of k neighbouring entries, at a new random place in each step.
 
-    u_i = g_i + e_i;  s uniform on {0..n-1}, equal on all ranks;  B = {s, ..., s+k-1} mod n
-    out[B] = (1/W) sum_i u_i[B];  e_i = u_i with e_i[B] = 0
+        u_i = g_i + e_i;  s uniform on {0..n-1}, the same on all ranks;  B = {s, ..., s+k-1} mod n
+        out[B] = (1/W) sum_i u_i[B];  e_i = u_i with e_i[B] = 0
 
-    No index travels, memory is read in one run, and the collective is an all-reduce. The block wraps
-    around the end, so every entry is sent with probability k/n.
+    No index is sent, memory is read in one run, and the collective is an all-reduce. The block wraps around
+    the end, so every entry is sent with probability k/n.
 
     Args:
-        ratio: the part of the entries that is sent, k = max(1, ratio * n). An entry waits 1/ratio steps on
-            average and then comes with all that has piled up, so the learning rate must stay below it.
-        feedback: add what is not sent to the next gradient (the default). Without it the block is scaled by
-            n/k, which makes the estimate unbiased, with a variance n/k - 1 times the gradient's square.
-        scope: a block in each "tensor", in each "bucket", or one in the whole "model".
+        ratio: the share of the entries that is sent: k = max(1, ratio * n). An entry waits 1/ratio steps on
+            average and then brings the sum of its gradients, so the learning rate must be smaller.
+        feedback: add what is not sent to the next gradient. Without it, the block is scaled by n/k: the
+            result is unbiased, with a variance of n/k - 1 times the squared gradient.
+        scope: one block in each "tensor", in each "bucket", or in the whole "model".
 
-    Differences from the paper: the wrap-around is ours; a block cut off at the end would favour the
+    Differences from the paper: the block wraps around. A block that is cut off at the end would favour the
     entries in the middle.
     """
 
     name = "randomblock"
+    family = "shared"
+    use_when = """There are many workers and the selection must cost next to nothing: one all-reduce of
+    contiguous memory, without an index."""
+    avoid_when = """Accuracy matters more than speed: a block brings the gradients of 1/ratio steps at once.
+    With feedback=False and momentum in the optimizer, training broke down in the reproduction."""
     formula = "4 * k"
+    rounds_per_step = "1 (a mean)"
+    compute = "one pass to update the residual"
     reference = 'Eghlidi and Jaggi, "Sparse communication for training deep networks", 2020'
     ratio: float = 0.1
     feedback: bool = True

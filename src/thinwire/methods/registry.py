@@ -1,8 +1,8 @@
-"""Names of methods: built-in ones, and those that other packages offer as entry points.
+"""The names of methods: built-in ones, and those that other packages offer as entry points.
 
-Exchanges (how a tensor is averaged) have the entry point group `thinwire.methods`, schedules (when
-parameters are averaged) `thinwire.schedules`. Both have method strings and JSON of the same form, and no
-name is used twice. Built-in methods are loaded like those of third parties: when they are asked for.
+Exchanges (how a tensor is averaged) have the entry point group `thinwire.methods`, and schedules (when
+parameters are averaged) have `thinwire.schedules`. Both have method strings and JSON of the same form, and no
+name is used twice. All methods are loaded when they are asked for, built-in ones too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from thinwire.errors import ConfigError
 # A new method is a file and a line here: its name, its module and its class.
 EXCHANGES = {
     "dense": "thinwire.methods.dense:Dense",
-    "fp16": "thinwire.methods.dense:FP16",
-    "bf16": "thinwire.methods.dense:BF16",
+    "fp16": "thinwire.methods.half:FP16",
+    "bf16": "thinwire.methods.half:BF16",
     "heavyball": "thinwire.methods.heavyball:HeavyBall",
     "topk": "thinwire.methods.topk:TopK",
     "gaussiank": "thinwire.methods.gaussiank:GaussianK",
@@ -76,7 +76,7 @@ def list_schedules() -> dict[str, type[Configured]]:
 
 
 def parse(method: Given | Configured) -> Configured:
-    """The method for a method string, its JSON form, its repr, or itself: whatever `attach` takes.
+    """The method for a method string, its JSON form, its repr, or itself: all that `attach` accepts.
 
     >>> parse("qsgd(bits=4)")
     QSGD(bits=4, bucket=512, norm='max', reduce='auto')
@@ -99,14 +99,12 @@ def parse(method: Given | Configured) -> Configured:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
-        tree = None
-    if not isinstance(tree, ast.Name | ast.Call):
-        raise ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
+        raise _not_a_method(text) from None
     return _from_tree(tree, text)
 
 
 def parse_exchange(method: Given | Configured) -> Exchange:
-    """Like `parse`, for what averages tensors: a schedule is refused."""
+    """Like `parse`, for methods that average tensors. A schedule is refused."""
     found = parse(method)
     if not isinstance(found, Exchange):
         raise ConfigError(
@@ -117,11 +115,11 @@ def parse_exchange(method: Given | Configured) -> Exchange:
 
 
 def to_json(method: Configured) -> str:
-    return json.dumps(_to_mapping(method))
+    return json.dumps(_to_json(method))
 
 
 def build(name: str, options: Mapping[str, Any]) -> Configured:
-    """The method of this name, or of this class name, with these options."""
+    """The method with this name or class name, and these options."""
     cls = _find(name)
     valid = [f.name for f in fields(cls)]
     for option in options:
@@ -183,21 +181,27 @@ def _offered(group: str, kind: type[Kind]) -> dict[str, type[Kind]]:
 # -- reading and writing -----------------------------------------------------------------------------------
 
 
-def _from_tree(tree: ast.Name | ast.Call, text: str) -> Configured:
+def _from_tree(tree: ast.expr, text: str) -> Configured:
     """`name(key=value, ...)`: parsed as Python, never evaluated. A value may be a method itself."""
-    if isinstance(tree, ast.Name):
-        return build(tree.id, {})
-    if not isinstance(tree.func, ast.Name):
-        raise ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
-    _find(tree.func.id)
-    if tree.args:
-        raise ConfigError(f"{text!r}: options are given by name, like {tree.func.id}(ratio=0.01)")
+    match tree:
+        case ast.Name(name):
+            return build(name, {})
+        case ast.Call(ast.Name(name), positional, keywords):
+            _find(name)
+        case _:
+            raise _not_a_method(text)
+    if positional:
+        raise ConfigError(f"{text!r}: options are given by name, like {name}(ratio=0.01)")
     options: dict[str, Any] = {}
-    for keyword in tree.keywords:
+    for keyword in keywords:
         if keyword.arg is None:
-            raise ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
+            raise _not_a_method(text)
         options[keyword.arg] = _value(keyword.value, keyword.arg, text)
-    return build(tree.func.id, options)
+    return build(name, options)
+
+
+def _not_a_method(text: str) -> ConfigError:
+    return ConfigError(f"{text!r} is not a method: write it like topk(ratio=0.01)")
 
 
 def _value(tree: ast.expr, option: str, text: str) -> object:
@@ -229,16 +233,10 @@ def _from_json(value: object) -> object:
     return value
 
 
-def _to_mapping(method: Configured) -> dict[str, Any]:
-    return {
-        "name": method.name,
-        "options": {key: _to_json(value) for key, value in method.options().items()},
-    }
-
-
 def _to_json(value: object) -> object:
     if isinstance(value, Configured):
-        return _to_mapping(value)
+        options = {key: _to_json(option) for key, option in value.options().items()}
+        return {"name": value.name, "options": options}
     if isinstance(value, tuple):
         return [_to_json(part) for part in cast("Sequence[object]", value)]
     return value

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout, Slot
-from thinwire.core.traits import OptimizerNeeds, PayloadSize, Traits
+from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.methods.families.conditions import fits
+from thinwire.methods.families.route_rules import Rules, checked_rules, fits, joint_traits
 from thinwire.methods.topk import TopK
-
-# From the least to the most that a method may ask for: a route asks for what its most demanding method does.
-SIZES: tuple[PayloadSize, ...] = ("fixed", "alternating", "data-dependent")
-NEEDS: tuple[OptimizerNeeds, ...] = ("any", "no momentum", "plain SGD")
 
 
 @dataclass(frozen=True)
 class Route(Exchange):
-    """Picks a method for each tensor by rules; tensors that no rule names get the default.
+    """Picks a method for each tensor by rules, and a default for tensors that no rule fits.
 
-    The first rule that fits decides. A rule is a condition and a method; the condition is a pattern
-    for the parameter's name ("*.bias", "embed*") or a comparison of its size ("numel<10000") or of its
-    number of dimensions ("ndim<=1"). Small tensors that no rule names go dense, as always.
+    The first rule that fits decides. A rule is a pair of a condition and a method. The condition is a pattern
+    for the parameter's name ("*.bias", "embed*"), or a comparison of its size ("numel<10000") or of its
+    number of dimensions ("ndim<=1"). Small tensors that no rule fits are sent dense, as always.
 
     Args:
-        default: the method for all tensors that no rule names.
+        default: the method for all tensors that no rule fits.
         rules: pairs of a condition and a method.
 
     Example:
@@ -41,32 +32,27 @@ class Route(Exchange):
     """
 
     name = "route"
+    family = "combining"
+    use_when = """Layers need different care: for example quantised embeddings, low-rank matrices and dense
+    norms."""
+    avoid_when = """One method suits all tensors. A pattern that fits no parameter has no effect and is not
+    reported, so check the rules again after you rename layers."""
     formula = ""
     formula_note = "the bytes of each tensor's method"
+    rounds_per_step = "those of the methods; requests of the same round are sent together"
+    compute = "that of each tensor's method"
     default: Exchange = TopK()
-    rules: tuple[tuple[str, Exchange], ...] = ()
+    rules: Rules = ()
 
     def __post_init__(self) -> None:
         checks.exchange(self.name, "default", self.default)
-        given = cast(object, self.rules)
-        if not isinstance(given, list | tuple):
-            raise ConfigError(f"route: rules are pairs of a condition and a method, not {given!r}")
-        rules = tuple(_pair(rule) for rule in cast("Sequence[object]", given))
-        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "rules", checked_rules(self.rules))
         if any(isinstance(method, Route) for method in self._exchanges()):
-            raise ConfigError("route: a route inside a route: write all rules into one")
+            raise ConfigError("route: a route cannot be inside a route; write all rules into one")
 
     @property
     def traits(self) -> Traits:
-        every = [exchange.traits for exchange in self._exchanges()]
-        return Traits(
-            consensus=all(traits.consensus for traits in every),
-            unbiased=all(traits.unbiased for traits in every),
-            conserves=all(traits.conserves for traits in every),
-            payload=SIZES[max(SIZES.index(traits.payload) for traits in every)],
-            optimizer=NEEDS[max(NEEDS.index(traits.optimizer) for traits in every)],
-            scope="model" if any(traits.scope == "model" for traits in every) else "tensor",
-        )
+        return joint_traits([exchange.traits for exchange in self._exchanges()])
 
     @property
     def rounding(self) -> float:
@@ -84,7 +70,7 @@ class Route(Exchange):
         return self.default.assign(slot, small=small)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
-        raise ThinwireError("a route does not run itself: a session asks it for each tensor's method")
+        raise ThinwireError("a route does not run itself: the session asks it for the method of each tensor")
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         parts: list[int | None] = []
@@ -103,11 +89,3 @@ class Route(Exchange):
 
     def _exchanges(self) -> list[Exchange]:
         return [self.default, *(method for _, method in self.rules)]
-
-
-def _pair(rule: object) -> tuple[str, Exchange]:
-    match rule:
-        case [str(condition), Exchange() as method]:
-            return condition, method
-        case _:
-            raise ConfigError(f"route: a rule is a pair like ('*.bias', Dense()), not {rule!r}")

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Scope, Traits
+from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import Residual, poisoned
 from thinwire.methods.families.indices import LONGEST_CHUNK, ChunkCode, ShortestCode
 from thinwire.methods.families.sparse import count_of
@@ -19,34 +16,36 @@ from thinwire.methods.families.sparse import count_of
 
 @dataclass(frozen=True)
 class ScaleCom(Exchange):
-    """A leader, another one each step, names its k largest entries; all ranks send theirs there.
+    """One rank, another in each step, names its k largest entries; all ranks send these entries.
 
-    p_i = m_i + g_i;  l = t mod W;  I = top_k(p_l), from rank l to all
-    out[I] = (1/W) sum_i p_i[I];  m_i = m_i + beta (g_i - p_i on I)
+        p_i = m_i + g_i;  l = t mod W;  I = top_k(p_l), from rank l to all
+        out[I] = (1/W) sum_i p_i[I];  m_i = m_i + beta (g_i - p_i on I)
 
-    Since all send the same coordinates, values are added on the way, and the cost does not grow with W:
-    the leader's indices in one broadcast, then one mean of k values. m is beta times the residual:
-    sum of all that was sent + m / beta = sum of all gradients.
+    All ranks send the same coordinates, so values are added on the way, and the cost does not grow with W.
+    m is beta times the residual: all that was sent, plus m / beta, is the sum of all gradients.
 
     Args:
-        ratio: the part of the entries that is sent, k = max(1, ratio * n).
-        beta: below 1 the memory is a low-pass filter: it takes that part of what was not sent. For large
-            batches 0.1 to 0.3.
-        chunk: instead of the k largest, the largest of every `chunk` entries: the quasi-sort of the paper,
-            one pass, in place of `ratio` (the part sent is 1/chunk).
-        scope: choose in each "tensor" by itself, in each "bucket", or in the whole "model".
+        ratio: the share of the entries that is sent: k = max(1, ratio * n).
+        beta: the share of what was not sent that is kept. Below 1 it is a low-pass filter for large batches.
+        chunk: send the largest of every `chunk` entries instead of the k largest: the paper's quasi-sort.
+        scope: choose in each "tensor", in each "bucket", or in the whole "model".
 
-    Differences from the paper: the exact selection is the default, the paper's chunks are an option; all
-    tensors of one step have the same ratio (use `route` for rates by layer).
+    Differences from the paper: exact selection is the default. All tensors have the same ratio (`route` can
+    give layers different ones).
     """
 
     name = "scalecom"
+    family = "shared"
+    use_when = """There are many workers and the link is very slow: one index list serves all, and the bytes
+    hardly grow with the number of workers."""
+    avoid_when = """You train with AdamW: it ends worse than `dense`, like `topk`. Or batches are small, since
+    the noise of one worker chooses for all; or the latency is long, since two rounds follow one another."""
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "for the leader of the step; every other rank sends 4 * k bytes"
-    reference = (
-        'Chen et al., "ScaleCom: scalable sparsified gradient compression for communication-efficient '
-        'distributed training", 2020'
-    )
+    rounds_per_step = "2 (a broadcast of the indices, then a mean)"
+    compute = "the leader selects in one pass; every rank updates its residual in one"
+    reference = """Chen et al., "ScaleCom: scalable sparsified gradient compression for
+    communication-efficient distributed training", 2020"""
     ratio: float = 0.01
     beta: float = 1.0
     chunk: int | None = None
@@ -73,9 +72,8 @@ class ScaleCom(Exchange):
         m, leader, code = state.error, ch.step % ch.size, self.code(x.numel())  # l = t mod W
         coded = torch.empty(code.bytes, dtype=torch.uint8, device=x.device)
         if ch.rank == leader:
-            coded = code.encode(self.choose(m, x))  # I = top_k(p_l)
-        (coded,) = await ch.broadcast([coded], leader)
-        indices = code.decode(coded)
+            coded = code.encode(code.choose(m, x))  # I = top_k(p_l)
+        indices = code.decode((await ch.broadcast([coded], leader))[0])
         where = indices.long()
         old = m[where]
         p = poisoned(old + x[where], x)  # p = m + g on I
@@ -87,12 +85,6 @@ class ScaleCom(Exchange):
                 m.add_(x, alpha=self.beta)  # m = m + beta (g - p on I)
                 m[where] = (1 - self.beta) * old
         kernels.scatter_mean([indices], [p], out)  # out = (1/W) sum p on I
-
-    def choose(self, m: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        """The coordinates that this rank would choose, ascending."""
-        if self.chunk is None:
-            return kernels.select_feedback_topk(m, g, count_of(self.ratio, g.numel()))[0]
-        return kernels.chunk_argmax_sum(m, g, self.chunk)
 
     def code(self, n: int) -> ShortestCode | ChunkCode:
         return ShortestCode(n, count_of(self.ratio, n)) if self.chunk is None else ChunkCode(n, self.chunk)

@@ -5,49 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import State
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, Layout, State, Traits, checks
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce
-from thinwire.methods.families.votes import vote
+from thinwire.methods.families.votes import rms, vote
 
 
 @dataclass(frozen=True)
 class SignSGD(Quantised):
-    """Every rank votes for the sign of every entry; the majority decides.
+    """Every rank votes on the sign of every entry, and the majority decides.
 
-    out = m sign(sum_i sign(g_i)),  m = (1/W) sum_i ||g_i||_2 / sqrt(d), or (1/W) sum_i mean|g_i|, or 1
+        out = m sign(sum_i sign(g_i));  m by `scale`:
+            "rms": (1/W) sum_i ||g_i||_2 / sqrt(n);  "mean": (1/W) sum_i mean|g_i|;  None: 1
 
-    One bit per entry on the wire, there and, with two shots, back: votes are counted exactly, so that
-    both ways of reducing give the same bits. Biased, and nothing is remembered: it need not converge
-    where the ranks' gradients differ much. `efsign` does.
+    The payload is one bit per entry, and with two shots one bit back. Votes are counted exactly, so both
+    reductions give the same bits.
 
-    Whoever has a tensor of zeros does not vote on it (with no vote at all the result is zero). Single
-    zeros have no sign and a vote may end in a tie: both are decided by lot, since always + would let
-    weights drift that get no gradient.
+    A rank whose tensor is all zeros does not vote on it. If no rank votes, the result is zero. Zeros and ties
+    are decided at random: a fixed + would let weights without a gradient drift.
 
     Args:
-        scale: "rms" (the default) makes the result as long as the ranks' gradients are, so that their
-            learning rate does; "mean" takes their mean magnitude, two to three times less where few
-            entries are large; None is the paper's, and wants a far smaller learning rate.
-        reduce: as for all methods that code every entry.
+        scale: "rms" makes the result as long as the gradients of the ranks, so their learning rate fits.
+            "mean" takes their mean magnitude, which is two to three times smaller if few entries are large.
+            None is the paper's scale of 1, and needs a far smaller learning rate.
 
-    Differences from the paper: the magnitude; the lot; momentum is the optimizer's, after the vote.
+    Differences from the paper: the magnitude, and the random decisions. Momentum is left to the optimizer,
+    after the vote.
     """
 
     name = "signsgd"
+    use_when = """Bytes matter more than accuracy, and the workers see similar data: one bit per entry and no
+    state."""
+    avoid_when = """The workers see different data, or you need convergence: it is biased, and what the signs
+    lose is lost. Take `efsign`, which has a residual."""
     formula = "ceil(n / 8) + 4"
-    reference = (
-        'Bernstein, Zhao, Azizzadenesheli and Anandkumar, "signSGD with majority vote is communication '
-        'efficient and fault tolerant", 2018'
-    )
+    reference = """Bernstein, Zhao, Azizzadenesheli and Anandkumar, "signSGD with majority vote is
+    communication efficient and fault tolerant", 2018"""
     entries_per_byte = 8
     scale: Literal["rms", "mean"] | None = "rms"
     reduce: Reduce = "auto"
@@ -66,21 +63,21 @@ class SignSGD(Quantised):
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         n = x.numel()
-        signs, own = self.encode(x, ch.private_seed())  # sign(g), and this rank's part of m
+        signs, own = self.encode(x, ch.private_seed())  # sign(g), and this rank's share of m
         majority, told = await vote(signs, own, ch, two_shot=self.two_shot(n, ch.size))
         await ch.commit(all(map(math.isfinite, told)))
         m = max(told) if self.scale is None else sum(told) / len(told)
         kernels.sign_unpack(majority, m, n, out)  # out = m sign(sum sign(g))
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """The votes, and a magnitude that also tells a tensor of zeros (0) and one not finite."""
+        """The votes and the magnitude: 0 for a tensor of zeros, non-finite for a non-finite tensor."""
         if seed % 2:
             bits, magnitude = kernels.sign_pack_mean(v)
-        else:  # -v >= 0 where v <= 0: now the zeros are among the others
+        else:  # -v >= 0 where v <= 0: zeros now vote for -
             bits, magnitude = kernels.sign_pack_mean(-v)
             bits = ~bits
         if 0 < magnitude < torch.inf and self.scale != "mean":
-            magnitude = 1.0 if self.scale is None else _rms(v, magnitude)
+            magnitude = 1.0 if self.scale is None else rms(v, magnitude)
         return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
@@ -92,13 +89,5 @@ class SignSGD(Quantised):
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         votes = -(-layout.numel // 8)
-        if not self.two_shot(layout.numel, size):
-            return votes + 4
-        return votes + 4 * size + -(-votes // size)
-
-
-def _rms(v: torch.Tensor, mean: float) -> float:
-    """The root of the mean square; `mean`, of the magnitudes, serves where squares leave float32's range."""
-    norm = cast(torch.Tensor, torch.linalg.vector_norm(v, dtype=torch.float32))
-    root = float(norm) / math.sqrt(v.numel())
-    return root if 0 < root < torch.inf else mean
+        two_shot = self.two_shot(layout.numel, size)
+        return votes + 4 * size + -(-votes // size) if two_shot else votes + 4

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from thinwire.core import checks
-from thinwire.core.exchange import Exchange
+from thinwire.core import Exchange, checks
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import UNCODED
 from thinwire.methods.laq import QuantisedLazy
@@ -14,30 +12,29 @@ from thinwire.methods.laq import QuantisedLazy
 
 @dataclass(frozen=True)
 class SLAQ(QuantisedLazy):
-    """LAQ with a rule for gradients of minibatches, which never stop changing.
+    """LAQ with a rule for minibatches, whose gradients never stop changing.
 
-    rank i skips if |Q_i' - Q_i|^2 <= R_k + 1.5 (|e_i|^2 + |e_i(last upload)|^2) + allowance
-    with R_k = xi sum_{d=1..D} |out_{k-d}|^2, and has been silent for fewer than `max_skip` steps; all else
-    as for `laq`.
+        rank i skips if |Q_i' - Q_i|^2 <= R_k + 1.5 (|e_i|^2 + |e_i(last upload)|^2) + allowance
+        and it has skipped fewer than `max_skip` steps;  R_k = xi sum_{d=1..D} |out_{k-d}|^2
+        all else as for LAQ; e_i is what the code loses
 
-    Noise alone makes two gradients of one rank differ, so without an allowance few uploads are skipped, and
-    it is the code that saves bits. `lasg` compares on the same batch and does not see that noise.
+    Noise alone makes two gradients of one rank differ. Without an allowance few uploads are skipped, and only
+    the code saves bytes.
 
     Args:
-        bits, window, xi, max_skip: as for `laq`.
         allowance: a squared norm below which a difference counts as noise.
 
-    Differences from the paper: a radius for each tensor, as for `laq`; the terms for the variance of a
-    gradient are one constant, as in the code.
+    Differences from the paper: every tensor has its own radius, as for `laq`. The terms for the variance of a
+    gradient are one constant, as in the authors' code.
     """
 
-    name: ClassVar[str] = "slaq"
-    formula = "1 + ceil(n * bits / 8) + 4"
-    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
-    reference = (
-        'Sun, Chen, Giannakis, Yang and Yang, "Lazily aggregated quantized gradient innovation for '
-        "communication-efficient federated learning\", 2020, and the authors' code (allowance 0.2 there)"
-    )
+    name = "slaq"
+    use_when = """You train with minibatches and plain SGD, and know a squared norm below which changes are
+    noise: give it as `allowance`."""
+    avoid_when = """You do not know the noise: with an allowance of 0 and 4 bits or more, nothing was skipped
+    in the reproduction, and `qsgd(bits=4)` sent less. Never use 1 or 2 bits with skipping."""
+    reference = """Sun, Chen, Giannakis, Yang and Yang, "Lazily aggregated quantized gradient innovation for
+    communication-efficient federated learning", 2020, and the authors' code (allowance 0.2 there)"""
     allowance: float = 0.0
 
     def __post_init__(self) -> None:

@@ -8,36 +8,33 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import State
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, State, Traits, checks
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce
 
 
 @dataclass(frozen=True)
 class TernGrad(Quantised):
-    """Every entry becomes -s, 0 or s at random, so that its expectation is itself, clipped.
+    """Every entry becomes -s, 0 or s at random, so that its expectation is the clipped entry.
 
-    f(g)_j = g_j clipped to [-c sigma, c sigma], sigma the standard deviation of g;  s = max_j |f(g)_j|
-    ternarize(g)_j = s sign(g_j) b_j,  b_j ~ Bernoulli(|f(g)_j| / s);  out = (1/W) sum_i ternarize(g_i)
+        sigma = standard deviation of g
+        f(g)_j = g_j clipped to [-c sigma, c sigma];  s = max_j |f(g)_j|
+        ternarize(g)_j = s sign(g_j) b_j,  b_j ~ Bernoulli(|f(g)_j| / s)
+        out = (1/W) sum_i ternarize(g_i)
 
-    Two bits per entry and one float32 per tensor.
+    The payload is two bits per entry and one float32 per tensor. In two shots every stretch has its own
+    scale.
 
     Args:
-        clip: c. None does not clip: unbiased, with far more noise where a few entries are large.
-        reduce: as for all methods that code every entry. With two shots every stretch has its own scale.
+        clip: c. None does not clip: the result is unbiased, with far more noise if a few entries are large.
 
-    Example:
-        >>> from thinwire.methods import TernGrad
-        >>> str(TernGrad(clip=None))
-        'terngrad(clip=None)'
-
-    Differences from the paper: every rank has its own scale; a common one would allow sums of integers,
-    at the price of one more round and more noise.
+    Differences from the paper: every rank has its own scale. A common scale would allow sums of integers, at
+    the price of one more round and more noise.
     """
 
     name = "terngrad"
+    use_when = "Two bits per entry without any state are worth more noise, for example with large batches."
+    avoid_when = """A few entries are much larger than the rest: clipping biases them. Take `qsgd(bits=4)` if
+    the accuracy must stay that of `dense`."""
     formula = "ceil(n / 4) + 4"
     reference = 'Wen, Xu, Yan, Wu, Wang, Chen and Li, "TernGrad", 2017'
     entries_per_byte = 4

@@ -1,4 +1,4 @@
-"""Everything above a fixed magnitude."""
+"""All entries above a fixed magnitude."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
+from thinwire.core import Channel, Exchange, Layout, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
 from thinwire.methods.families.sparse import Sparse
@@ -25,22 +22,28 @@ class _ValueOption(Exchange):
 
 @dataclass(frozen=True)
 class Threshold(Sparse, _ValueOption):
-    """Every rank sends the entries of error + gradient above a fixed magnitude, however many there are.
+    """Every rank sends the entries of residual + gradient above a fixed magnitude, however many there are.
 
-    u_i = g_i + e_i;  c_i = u_i where |u_i| > value;  e_i = u_i - c_i;  out = (1/W) sum_i c_i
+        u_i = g_i + e_i;  c_i = u_i where |u_i| > value;  e_i = u_i - c_i;  out = (1/W) sum_i c_i
 
     Args:
-        value: the magnitude, in the gradient's unit; 0 sends everything that is not zero.
-        feedback, values, scope, reduce: as for all methods that select their own indices. `reduce="auto"`
-            gathers, since nobody knows beforehand how much will be sent.
+        value: the magnitude, in units of the gradient. 0 sends every entry that is not zero.
+        reduce: "gather" or "split", as for `topk`. "auto" gathers, because no rank knows beforehand how much
+            will be sent.
+        warmup: must be 0, because there is no ratio.
 
-    Differences from the paper: the values are sent as they are, not as plus or minus the threshold
-    (`values` can quantise them).
+    Differences from the paper: the values themselves are sent, not plus or minus the threshold. `values` can
+    quantise them.
     """
 
     name = "threshold"
+    use_when = """You know the magnitude of your gradients and want layers with large gradients to send more
+    than others."""
+    avoid_when = """The gradients change their scale during training: the payload may grow to the whole tensor
+    or shrink to nothing. Under AdamW it ends worse than `dense`, like `topk`."""
     formula = "index_bytes(n, k) + 4 * k"
-    formula_note = "k is the number of entries above the value"
+    formula_note = "where k is the number of entries above the value"
+    rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
     reference = 'Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015'
     ragged = True
     proven_codes = ("qsgd",)

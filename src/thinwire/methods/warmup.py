@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State
-from thinwire.core.layout import Layout, Slot
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.dense import exact_mean
 from thinwire.methods.route import Route
@@ -20,13 +16,13 @@ from thinwire.methods.topk import TopK
 
 @dataclass(frozen=True)
 class Warmup(Exchange):
-    """The exact mean for the first steps, when gradients change fast, and a method from then on.
+    """Averages exactly in the first steps, when gradients change fast, and then by another method.
 
-    The steps are the session's: their number is in the checkpoint, so a resumed run does not warm up again.
+    The step number is part of the checkpoint, so a resumed run does not warm up again.
 
     Args:
-        steps: how many dense steps come first.
-        method: what follows.
+        steps: the number of dense steps.
+        method: the method that follows.
 
     Example:
         >>> import thinwire
@@ -35,8 +31,15 @@ class Warmup(Exchange):
     """
 
     name = "warmup"
+    family = "combining"
+    use_when = """A method loses most in the first steps, when gradients change fast: for example `topk` or
+    `powersgd` on a new model."""
+    avoid_when = """The dense steps would take a large part of the run. Methods that keep the momentum
+    themselves (`dgc`, `sketched`, `heavyball`) are refused; `dgc` has its own `warmup` option."""
     formula = ""
-    formula_note = "the bytes of its method, once the dense steps are over"
+    formula_note = "the bytes of its method, after the dense steps"
+    rounds_per_step = "1 (a mean) in the dense steps, then those of the method"
+    compute = "none in the dense steps, then that of the method"
     steps: int = 100
     method: Exchange = TopK()
 
@@ -45,12 +48,12 @@ class Warmup(Exchange):
         checks.exchange(self.name, "method", self.method)
         if isinstance(self.method, Route | Warmup):
             raise ConfigError(
-                f"warmup: {self.method.name} cannot be inside it; use warmup in the route's methods"
+                f"warmup: {self.method.name} cannot be its method; use warmup for the methods of a route"
             )
         if self.method.traits.optimizer == "no momentum":
             raise ConfigError(
-                f"warmup: {self.method.name} has the momentum itself, and dense steps would have none; "
-                "use its own warmup option if it has one, or momentum=0"
+                f"warmup: {self.method.name} keeps the momentum itself, so dense steps would have none; use "
+                "its own warmup option if it has one, or momentum=0"
             )
 
     @property

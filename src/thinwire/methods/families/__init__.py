@@ -1,1 +1,1 @@
-"""What methods share: error feedback, index codes, and the families of sparse, quantised and lazy methods."""
+"""Code that several methods share, and the auxiliary parts of single methods."""

@@ -1,10 +1,10 @@
-"""Error feedback: what a step does not send is added to the next gradient.
+"""Error feedback: what a step does not send stays in the residual and is added to the next gradient.
 
-A memory is u = g + e during one run. `commit` makes what was not sent the new error; a memory that is left
-without it, by an exception or because the step is aborted, restores the old error to the last bit.
+A memory is u = g + e during one run. `commit` makes the part that was not sent the new residual. A memory
+that is left without `commit`, after an exception or an aborted step, restores the old residual bit for bit.
 
-Where `out` can hold it, the old error stays there during the run, so nothing as large as the gradient is
-allocated. Hence `out` may be written only after the memory has been left.
+If `out` can hold it, the old residual is stored there during the run, which saves an allocation as large as
+the gradient. So `out` may be written only after the memory has been left.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from thinwire import kernels
-from thinwire.core.exchange import State, residual
-from thinwire.core.layout import Layout
+from thinwire.core import Layout, State, residual
 
 
 @dataclass
 class Residual(State):
-    """The state of every method with plain error feedback; empty when feedback is off."""
+    """The state of every method with plain error feedback; empty if feedback is off."""
 
     error: torch.Tensor = residual()
 
@@ -39,17 +38,17 @@ class Entries(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """A rule that selects entries by their size, as kernels; `limit` is a count or a threshold.
+    """A rule that selects entries by their size, as kernels. `limit` is a count or a threshold.
 
-    Entries that are not finite are always selected.
+    Non-finite entries are always selected.
     """
 
     of: Callable[[torch.Tensor, Any], tuple[torch.Tensor, torch.Tensor]]
-    """(x, limit): out of x."""
+    """(x, limit): selects from x."""
     of_sum: Callable[[torch.Tensor, torch.Tensor, Any], tuple[torch.Tensor, torch.Tensor]]
-    """(error, x, limit): out of error + x; writes nothing."""
+    """(error, x, limit): selects from error + x and writes nothing."""
     take: Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """(error, x, limit, undo): error += x, and out of that, zeroed there; `undo` gets the old error."""
+    """(error, x, limit, undo): error += x, selects from it and zeroes the selection; `undo` = old error."""
 
 
 class _Memory:
@@ -70,7 +69,7 @@ class _Memory:
 
 
 class SparseMemory(_Memory):
-    """u = g + e, for methods that send some of its entries."""
+    """u = g + e, for methods that send some entries of u."""
 
     def take(self, selector: Selector, limit: float) -> Entries:
         """c: the selected entries of u."""
@@ -85,7 +84,7 @@ class SparseMemory(_Memory):
         return taken
 
     def take_at(self, indices: torch.Tensor) -> Entries:
-        """c: u at these indices, which must not depend on u."""
+        """c: u at these indices. The indices must not depend on u."""
         where = indices.long()
         values = self._x[where].float()
         if not self._off:
@@ -94,7 +93,7 @@ class SparseMemory(_Memory):
         return Entries(indices, poisoned(values, self._x))
 
     def commit(self, lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = ()) -> None:
-        """e = u - c; what was lost of c on its way, and where, goes back into e."""
+        """e = u - c, plus what the codes of c have lost, and where."""
         if self._off:
             return
         if not self._old_error_in_out:
@@ -105,7 +104,7 @@ class SparseMemory(_Memory):
 
 
 class DenseMemory(_Memory):
-    """u = g + e as one tensor, for methods that send something of every entry."""
+    """u = g + e as one tensor, for methods that code every entry."""
 
     def __init__(self, error: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         super().__init__(error, x, out)
@@ -115,7 +114,7 @@ class DenseMemory(_Memory):
         self.u = x if self._off else error if self._fits else error + x
 
     def commit(self) -> torch.Tensor:
-        """e = u. Subtract what was sent from the error that is returned (empty if feedback is off)."""
+        """e = u. The caller subtracts what was sent from the returned residual (empty if feedback is off)."""
         if not self._off and not self._fits:
             self._error.copy_(self.u)
         self._old_error_in_out = False
@@ -123,5 +122,5 @@ class DenseMemory(_Memory):
 
 
 def poisoned(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """NaN in place of values if any entry of x is not finite: it may not be among those that are sent."""
+    """The values, or NaN if any entry of x is not finite: that entry may not be among those sent."""
     return values if kernels.all_finite(x) else values.fill_(torch.nan)

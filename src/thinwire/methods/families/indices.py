@@ -1,8 +1,8 @@
-"""How k ascending indices below n become bytes: raw, a bitmap, or Elias-Fano, whichever is shortest.
+"""Codes for k ascending indices below n: raw, a bitmap, or Elias-Fano, whichever is shortest.
 
-The length depends on n and k only, so it is known on every rank. Elias-Fano splits an index in l =
-floor(log2(n/k)) low bits, packed as they are, and the rest, of which only the increments are written, in
-unary: k (2 + log2(n/k)) bits at the most. At 1 % that is 8.6 bits per index instead of 32.
+The length depends only on n and k, so every rank knows it. Elias-Fano packs the l = floor(log2(n/k)) low bits
+of each index and writes the increments of the high bits in unary: at most k (2 + log2(n/k)) bits. At 1 % this
+is 8.6 bits per index instead of 32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.kernels.indices import bitmap, elias_fano, from_bitmap, from_elias_fano
 from thinwire.kernels.scatter import ascending_in_range
@@ -32,7 +33,7 @@ def _ways(n: int, k: int) -> dict[str, int]:
 
 
 def best_way(n: int, k: int) -> str:
-    """The shortest code; all indices (k = n) and none need no bytes at all."""
+    """The shortest code. All indices (k = n) and no indices need no bytes."""
     if k in (0, n):
         return "none"
     ways = _ways(n, k)
@@ -45,7 +46,7 @@ def code_bytes(n: int, k: int) -> int:
 
 
 def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
-    """uint8 code of ascending int32 indices."""
+    """The code of ascending int32 indices, as uint8."""
     k = indices.numel()
     way = best_way(n, k)
     if way == "none":
@@ -58,11 +59,11 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def decode(code: torch.Tensor, n: int, k: int) -> torch.Tensor:
-    """The k indices in a code from the wire; `PayloadError` if it cannot be one."""
+    """The k indices in a code from the wire. Raises PayloadError if it is not a valid code."""
     if not 0 <= k <= n:
         raise PayloadError(f"a payload claims {k} entries of a tensor of {n}")
     if code.numel() != code_bytes(n, k):
-        raise PayloadError(f"an index code of {code.numel()} bytes, expected {code_bytes(n, k)}")
+        raise PayloadError(f"an index code of {code.numel()} bytes; expected {code_bytes(n, k)}")
     way = best_way(n, k)
     if way == "none":
         return torch.arange(k, dtype=torch.int32, device=code.device)
@@ -75,7 +76,7 @@ def decode(code: torch.Tensor, n: int, k: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ShortestCode:
-    """The code of any k indices below n, whose order and range `decode` checks."""
+    """The code of the k largest of n entries. `decode` checks order and range."""
 
     n: int
     k: int
@@ -83,6 +84,10 @@ class ShortestCode:
     @property
     def bytes(self) -> int:
         return code_bytes(self.n, self.k)
+
+    def choose(self, m: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """The indices of the k largest entries of m + g."""
+        return kernels.select_feedback_topk(m, g, self.k)[0]
 
     def encode(self, indices: torch.Tensor) -> torch.Tensor:
         return encode(indices, self.n)
@@ -93,7 +98,7 @@ class ShortestCode:
 
 @dataclass(frozen=True)
 class ChunkCode:
-    """The code of one index in each chunk of so many entries: its offset, in one byte or in two."""
+    """The code of the largest entry of each chunk: its offset, in one or two bytes."""
 
     n: int
     chunk: int
@@ -106,22 +111,26 @@ class ChunkCode:
     def bytes(self) -> int:
         return self.k * (1 if self.chunk <= 256 else 2)
 
+    def choose(self, m: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """The index of the largest entry of m + g in each chunk."""
+        return kernels.chunk_argmax_sum(m, g, self.chunk)
+
     def encode(self, indices: torch.Tensor) -> torch.Tensor:
         offsets = indices % self.chunk
         return offsets.to(torch.uint8) if self.chunk <= 256 else offsets.to(torch.int16).view(torch.uint8)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:
         if code.numel() != self.bytes:
-            raise PayloadError(f"a code of {code.numel()} bytes for {self.k} chunks, expected {self.bytes}")
+            raise PayloadError(f"a code of {code.numel()} bytes for {self.k} chunks; expected {self.bytes}")
         offsets = code.int() if self.chunk <= 256 else code.clone().view(torch.int16).int() & 0xFFFF
         if bool((offsets >= self.chunk).any()):
-            raise PayloadError(f"a payload names an entry outside of its chunk of {self.chunk}")
+            raise PayloadError(f"a payload names an entry outside its chunk of {self.chunk}")
         begins = torch.arange(0, self.n, self.chunk, dtype=torch.int32, device=code.device)
         return _checked(begins + offsets, self.n)
 
 
 def _checked(indices: torch.Tensor, n: int) -> torch.Tensor:
-    """These indices, if they ascend within a tensor of n: others would read and write outside of it."""
+    """These indices, if they ascend within a tensor of n: others would read and write outside it."""
     if not ascending_in_range(indices, n):
         raise PayloadError(f"the indices of a payload do not ascend within a tensor of {n}")
     return indices

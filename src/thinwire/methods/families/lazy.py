@@ -1,7 +1,7 @@
-"""What the lazy methods share: how an upload is coded, how uploads reach all ranks, what is remembered.
+"""The lazy family: how an upload is coded, how uploads reach all ranks, and the state between steps.
 
-A step in order: every rank codes the difference to its last upload, all ranks exchange flags, the uploads
-travel, and every rank keeps the same sum of last uploads. When a rank skips is in `lazy_rules.py`.
+In a step every rank codes the difference to its last upload, the ranks exchange flags, the uploads are sent,
+and every rank updates the same sum of last uploads. `lazy_rules.py` says when a rank skips its upload.
 """
 
 from __future__ import annotations
@@ -14,21 +14,15 @@ from typing import NamedTuple, cast
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange, State, momentum, own, replicated
-from thinwire.core.layout import Layout, Slot
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, momentum, own, replicated
 from thinwire.errors import PayloadError
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.net import costs
 
-# The flag of a rank, one byte. BROKEN: its gradient is not finite. FRESH: it has no last upload.
+# The flag of a rank, one byte. FRESH: it has no last upload. BROKEN: its gradient is not finite.
 SKIP, UPLOAD, FRESH, BROKEN = range(4)
-UNCODED = 32
-"""Bits per entry of an upload that is not quantised: a float32."""
-EXACT = 64
-"""The same as a float64: nothing is lost on the way."""
+# Bits per entry of an upload that is not quantised: float32, or float64, which loses nothing.
+UNCODED, EXACT = 32, 64
 WIDTHS = (1, 2, 4, 8, UNCODED)
 
 
@@ -36,10 +30,10 @@ WIDTHS = (1, 2, 4, 8, UNCODED)
 
 
 class Upload(NamedTuple):
-    """The difference to the last upload, coded.
+    """The coded difference to the last upload.
 
-    `size` and `error` are squared norms: of the difference as the others decode it, and of what the code
-    loses. They are not finite if the gradient is not.
+    `size` is the squared norm of the difference as the other ranks decode it. `error` is the squared norm of
+    what the code loses. They are not finite if the gradient is not.
     """
 
     parts: list[torch.Tensor]
@@ -53,33 +47,36 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class Coder:
-    """Codes differences as floats, or with a few bits per entry on LAQ's grid, one grid for each tensor.
+    """Codes differences as floats, or with a few bits per entry on LAQ's grid, one grid per tensor.
 
-    A tensor's radius R is its largest absolute entry. Its grid reaches from -R to R, so the error of an entry
-    is at most R / (2^bits - 1), and a tensor that has not changed is decoded as 0. The difference is taken to
-    what the others have of this rank, so what a code or a rounding loses is part of the next difference.
+    The radius R of a tensor is its largest absolute entry. Its grid reaches from -R to R, so the error of an
+    entry is at most R / (2^bits - 1), and a tensor that has not changed is decoded as 0. The difference is
+    taken to the last upload as the other ranks decoded it, so what a code loses is part of the next one.
 
     Args:
         bits: per entry.
-        tensors: how many entries each tensor has; None for a single tensor. The codes of each tensor begin
-            at a whole byte.
+        tensors: the number of entries of each tensor; None for a single tensor. The codes of each tensor
+            begin at a whole byte.
     """
 
     bits: int
     tensors: tuple[int, ...] | None = None
 
+    @property
+    def _floats(self) -> bool:
+        return self.bits in (UNCODED, EXACT)
+
     def encode(self, x: torch.Tensor, last: torch.Tensor) -> Upload:
-        exact = x.double() - last
-        difference = exact if self.bits == EXACT else exact.float()
-        if self.bits in (UNCODED, EXACT):
+        difference = x.double() - last
+        if self.bits != EXACT:
+            difference = difference.float()
+        if self._floats:
             return Upload([difference], squared_norm(difference), 0.0)
-        cuts = self._cuts(difference.numel())
         codes: list[torch.Tensor] = []
         radii: list[float] = []
         size = error = 0.0
-        for piece, zeros in zip(
-            _split(difference, cuts), _split(torch.zeros_like(difference), cuts), strict=True
-        ):
+        for piece in _split(difference, self._cuts(difference.numel())):
+            zeros = torch.zeros_like(piece)
             packed, radius = kernels.laq_quantise(piece, zeros, self.bits)
             decoded, lost = math.nan, math.nan
             if math.isfinite(radius):
@@ -92,35 +89,33 @@ class Coder:
         return Upload(parts, size, error)
 
     def decode(self, parts: Sequence[torch.Tensor], n: int) -> torch.Tensor:
-        """Raises PayloadError if these bytes cannot be a difference of n entries."""
-        if self.bits in (UNCODED, EXACT):
+        """Raises PayloadError if these parts are not a difference of n entries."""
+        if self._floats:
             return parts[0]
         packed, radii = parts
         cuts = self._cuts(n)
         lengths = [self._code_bytes(count) for count in cuts]
         if packed.numel() != sum(lengths) or radii.numel() != len(cuts):
             raise PayloadError(
-                f"an upload of {len(cuts)} tensors has {sum(lengths)} bytes of codes and a radius for each, "
+                f"an upload of {len(cuts)} tensors has {sum(lengths)} bytes of codes and {len(cuts)} radii, "
                 f"not {packed.numel()} bytes and {radii.numel()} radii"
             )
         difference = torch.zeros(n, device=packed.device)
-        numbers = cast("list[float]", radii.tolist())
-        for piece, codes, radius in zip(
-            _split(difference, cuts), _split(packed, lengths), numbers, strict=True
-        ):
-            kernels.laq_apply(piece, codes, radius, self.bits)
+        pieces, codes = _split(difference, cuts), _split(packed, lengths)
+        for piece, code, radius in zip(pieces, codes, cast("list[float]", radii.tolist()), strict=True):
+            kernels.laq_apply(piece, code, radius, self.bits)
         return difference
 
     def blanks(self, n: int, device: torch.device) -> list[torch.Tensor]:
-        """Parts of the right sizes, to receive into."""
-        if self.bits in (UNCODED, EXACT):
+        """Empty parts of the right sizes, to receive into."""
+        if self._floats:
             return [torch.empty(n, dtype=torch.float64 if self.bits == EXACT else None, device=device)]
         cuts = self._cuts(n)
         packed = torch.zeros(sum(map(self._code_bytes, cuts)), dtype=torch.uint8, device=device)
         return [packed, torch.zeros(len(cuts), device=device)]
 
     def payload_bytes(self, n: int) -> int:
-        if self.bits in (UNCODED, EXACT):
+        if self._floats:
             return self.bits // 8 * n
         return sum(self._code_bytes(count) + 4 for count in self._cuts(n))
 
@@ -137,15 +132,15 @@ class Coder:
 def check_flags(flags: list[int]) -> list[int]:
     for rank, flag in enumerate(flags):
         if flag > BROKEN:
-            raise PayloadError(f"rank {rank} sends the flag {flag}, which this version does not know")
+            raise PayloadError(f"rank {rank} sent the flag {flag}, which this version does not know")
     return flags
 
 
 class Sums(NamedTuple):
-    """This rank's last upload, and the sum of all ranks' last uploads.
+    """This rank's last upload, and the sum of the last uploads of all ranks.
 
-    Both in float64, so that adding float32 differences to both loses next to nothing, and `total` stays the
-    sum of the ranks' `last` over any number of steps.
+    Both are float64: adding float32 differences loses next to nothing, so `total` stays the sum of `last`
+    over all ranks for any number of steps.
     """
 
     last: torch.Tensor
@@ -169,7 +164,7 @@ async def broadcast_uploads(
 async def collect_uploads(
     sums: Sums, uploaders: Sequence[int], mine: Upload, coder: Coder, ch: Channel
 ) -> Sums:
-    """A star: the first uploader collects the differences of the others and broadcasts their sum."""
+    """A star: the first uploader collects the differences of the others and broadcasts the sum."""
     last, n = sums.last, sums.last.numel()
     root, *others = uploaders
     uploads = ch.rank in uploaders
@@ -181,7 +176,7 @@ async def collect_uploads(
     (rounded,) = await ch.broadcast([summed.float()], root)
     if uploads:
         last = last + coder.decode(mine.parts, n)
-    if ch.rank == root:  # what the sum lost in float32 is part of the root's next difference
+    if ch.rank == root:  # the root's next difference includes what the sum lost in float32
         last += rounded - summed
     return Sums(last, sums.total + rounded)
 
@@ -189,7 +184,7 @@ async def collect_uploads(
 async def average_uploads(
     sums: Sums, uploads: bool, mine: Upload, x: torch.Tensor, coder: Coder, ch: Channel
 ) -> Sums:
-    """One mean of all ranks' last uploads, not of differences: old rounding errors are gone as well."""
+    """One mean of the last uploads of all ranks, not of differences: it also removes old rounding errors."""
     if uploads and coder.bits == UNCODED:
         last = x.float()
     else:
@@ -203,13 +198,13 @@ async def average_uploads(
 
 @dataclass
 class LazyState(State):
-    """In the order of use.
+    """The state of a lazy method.
 
-    last: this rank's last upload, as all ranks have it; total: the sum of all ranks' `last`; moved: how far
-    the parameters have moved since (rule "ps"); anchor: the parameters at the last upload (LASG).
-    steps: squared lengths of the last steps, newest first; ranks: how many contributed to `total`.
-    counts: see `Counts`.
-    lengths: how many entries each tensor has; known from the layout, so not part of a checkpoint.
+    last: this rank's last upload, as all ranks decoded it; total: the sum of `last` over all ranks
+    moved: how far the parameters have moved since the last upload (rule "ps")
+    steps: the squared lengths of the last steps, newest first; ranks: how many contributed to `total`
+    anchor: the parameters at the last upload (LASG); counts: see `Counts`
+    lengths: the number of entries of each tensor; known from the layout, so not part of a checkpoint
     """
 
     last: torch.Tensor = momentum()
@@ -223,8 +218,8 @@ class LazyState(State):
 
 
 class Counts(NamedTuple):
-    """The counters of a rank: steps since its last upload, the squared error of that upload's code (free of
-    the loss scale), the smoothness seen so far, and its uploads."""
+    """The counters of a rank: the steps since its last upload, the squared error of that upload's code
+    (without the loss scale), the largest smoothness so far, and the number of its uploads."""
 
     silence: int = 0
     error: float = 0.0
@@ -243,18 +238,38 @@ class Counts(NamedTuple):
 # -- a step ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Lazy(Exchange):
     """Base of LAG, LAQ, SLAQ and LASG: out = (1/W) sum_i (last upload of rank i).
 
-    In the papers R = (1/(a W)^2) sum_d xi |theta_{k+1-d} - theta_{k-d}|^2 for sums of gradients and the step
-    size a; with theta_{k+1} = theta_k - a W out_k this is R = xi sum_d |out_{k-d}|^2. Where the optimizer is
-    known, a changing learning rate is taken into account.
+    The papers have R = (1/(a W)^2) sum_d xi |theta_{k+1-d} - theta_{k-d}|^2 for sums of gradients and a step
+    size a. With theta_{k+1} = theta_k - a W out_k this is R = xi sum_d |out_{k-d}|^2. If the optimizer is
+    known, changes of the learning rate are taken into account.
+
+    Args:
+        window: D, the number of past steps in the rule.
+        xi: the weight of each past step. 0 skips nothing.
+        max_skip: the largest number of steps that a rank skips in a row.
     """
+
+    family = "lazy"
+    formula_note = "if every rank uploads; a rank that skips sends 1 byte"
+    rounds_per_step = "1 for the flags, then none, 1 for a mean, 2 for a star, or 1 for each broadcast"
+    compute = "a few passes over the gradient in float64"
+
+    window: int
+    xi: float
+    max_skip: int = 0
+    bits: int = UNCODED
+
+    def __post_init__(self) -> None:
+        checks.whole(self.name, "window", self.window, 1)
+        checks.not_negative(self.name, "xi", self.xi)
+        checks.whole(self.name, "max_skip", self.max_skip, 0)
+        checks.one_of(self.name, "bits", self.bits, WIDTHS)
 
     @property
     def upload_bits(self) -> int:
-        return UNCODED
+        return self.bits
 
     @property
     def traits(self) -> Traits:
@@ -262,60 +277,52 @@ class Lazy(Exchange):
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        return () if self.upload_bits == UNCODED else ("laq",)
+        return () if self.bits == UNCODED else ("laq",)
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange:
-        """Small tensors as well: a skipped upload is skipped whole."""
+        """All tensors, small ones too: an upload is skipped as a whole."""
         del slot, small
         return self
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        """The most: when all ranks upload, as in the first step. A rank that skips sends its flag only."""
+        """The largest: if all ranks upload, as in the first step. A rank that skips only sends its flag."""
         n = layout.numel
-        coded = Coder(self.upload_bits, entries(layout)).payload_bytes(n)
+        coded = Coder(self.bits, entries(layout)).payload_bytes(n)
         transport = costs.cheapest_upload(size, size, coded, 4 * n, 4 * n)
         return 1 + {"broadcast": coded, "star": max(coded, 4 * n), "mean": 4 * n}[transport]
 
+    def init(self, layout: Layout) -> LazyState:
+        return self.new_state(layout)
 
-def check_options(
-    method: str, window: object, xi: object, max_skip: object = 0, bits: object = UNCODED
-) -> None:
-    checks.whole(method, "window", window, 1)
-    checks.not_negative(method, "xi", xi)
-    checks.whole(method, "max_skip", max_skip, 0)
-    checks.one_of(method, "bits", bits, WIDTHS)
+    def new_state(self, layout: Layout, *, movement: bool = False, anchor: bool = False) -> LazyState:
+        def zeros(count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+            return torch.zeros(count, dtype=dtype, device=layout.device)
 
-
-def lazy_state(layout: Layout, window: int, *, movement: bool = False, anchor: bool = False) -> LazyState:
-    n, device = layout.numel, layout.device
-
-    def zeros(count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.zeros(count, dtype=dtype, device=device)
-
-    return LazyState(
-        last=zeros(n),
-        total=zeros(n),
-        moved=zeros(n if movement else 0),
-        steps=zeros(window),
-        ranks=zeros(1, torch.int64),
-        anchor=zeros(n if anchor else 0, torch.float32),
-        counts=zeros(len(Counts())),
-        lengths=entries(layout),
-    )
+        n = layout.numel
+        return LazyState(
+            last=zeros(n),
+            total=zeros(n),
+            moved=zeros(n if movement else 0),
+            steps=zeros(self.window),
+            ranks=zeros(1, torch.int64),
+            anchor=zeros(n if anchor else 0, torch.float32),
+            counts=zeros(len(Counts())),
+            lengths=entries(layout),
+        )
 
 
 class LazyStep:
-    """One rank's step of a lazy method. Squared norms are free of the loss scale.
+    """A step of a lazy method on one rank. Squared norms do not include the loss scale.
 
     Attributes:
         counts: this rank's counters before the step.
-        restarts: whether all ranks upload in full: the first step, or a group of another size.
-        uploads: whether this rank uploads; known once the flags are exchanged.
+        restarts: whether all ranks upload in full: in the first step, or if the number of ranks has changed.
+        uploads: whether this rank uploads; known after the flags are exchanged.
     """
 
     def __init__(self, method: Lazy, x: torch.Tensor, state: LazyState, ch: Channel) -> None:
         self._x, self._state, self._ch = x, state, ch
-        self._coder = Coder(method.upload_bits, state.lengths)
+        self._coder = Coder(method.bits, state.lengths)
         self.counts = Counts.of(state.counts)
         self.restarts = int(state.ranks) != ch.size
         self.uploads = self._broken = False
@@ -328,12 +335,12 @@ class LazyStep:
 
     @property
     def change(self) -> float:
-        """|Q(now) - Q(last upload)|^2: of the difference as the others would decode it."""
+        """|Q(now) - Q(last upload)|^2, of the difference as the other ranks would decode it."""
         return self._upload.size / self._ch.context.scale**2
 
     @property
     def error(self) -> float:
-        """|e(now)|^2: of what the code of the difference loses."""
+        """|e(now)|^2, of what the code of the difference loses."""
         return self._upload.error / self._ch.context.scale**2
 
     def squared_norm(self, x: torch.Tensor) -> float:
@@ -343,12 +350,9 @@ class LazyStep:
         return rules.bound(xi, float(self._state.steps.sum()), self._ch.context.lr)
 
     async def exchange_flags(self, skip: bool) -> list[int]:
-        """Tell all ranks, in one byte, whether this one skips. Returns the ranks that upload."""
-        flag = SKIP if skip else UPLOAD
-        if self.restarts:
-            flag = FRESH
-        if not self._upload.finite:
-            flag = BROKEN
+        """Send all ranks one byte that says whether this rank skips. Returns the ranks that upload."""
+        usual = FRESH if self.restarts else SKIP if skip else UPLOAD
+        flag = usual if self._upload.finite else BROKEN
         mine = torch.tensor([flag], dtype=torch.uint8, device=self._x.device)
         flags = check_flags([int(theirs[0]) for (theirs,) in await self._ch.gather([mine])])
         if BROKEN in flags:
@@ -362,9 +366,9 @@ class LazyStep:
         return uploaders
 
     async def mean_of_uploads(self, uploaders: Sequence[int]) -> torch.Tensor:
-        """(1/W) sum_i (last upload of rank i), once the new uploads have arrived.
+        """(1/W) sum_i (last upload of rank i), with the new uploads.
 
-        NaN if the gradient of a rank is not finite: then nothing travels.
+        NaN if the gradient of a rank is not finite: then nothing is sent.
         """
         if self._broken:
             return torch.full_like(self._sums.total, torch.nan)
@@ -379,7 +383,7 @@ class LazyStep:
         return self._sums.total / ch.size
 
     async def commit(self, mean: torch.Tensor) -> bool:
-        """Remember the uploads, the length of this step and the counters, if the step is committed."""
+        """Store the uploads, the length of this step and the counters, if the step is committed."""
         squared, context, state = squared_norm(mean), self._ch.context, self._state
         if not await self._ch.commit(math.isfinite(squared)):
             return False
@@ -398,7 +402,7 @@ class LazyStep:
 
 
 def entries(layout: Layout) -> tuple[int, ...]:
-    """How many entries each tensor has; those without any need no code."""
+    """The number of entries of each tensor. Empty tensors need no code."""
     return tuple(slot.numel for slot in layout.slots if slot.numel)
 
 

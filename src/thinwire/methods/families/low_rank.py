@@ -1,38 +1,90 @@
-"""Gradients as matrices, and the factors of their low-rank approximation."""
+"""Gradients as matrices, the factors of their low-rank approximation, and the options of PowerSGD."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import State, replicated, residual
-from thinwire.core.layout import Slot
+from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, replicated, residual
 
 
 @dataclass
 class Factors(State):
-    """The error, and the last P and Q; `p` is empty where it is not needed again."""
+    """The residual, and the last P and Q; `p` is empty if it is not needed again."""
 
     error: torch.Tensor = residual()
     p: torch.Tensor = replicated()
     q: torch.Tensor = replicated()
 
 
+@dataclass(frozen=True)
+class LowRank(Exchange):
+    """The options, state and sizes of PowerSGD."""
+
+    rank: int = 4
+    warm_start: bool = True
+    feedback: bool = True
+    start_after: int = 0
+    alternate: bool = False
+
+    def __post_init__(self) -> None:
+        checks.whole(self.name, "rank", self.rank, 1)
+        checks.whole(self.name, "start_after", self.start_after, 0)
+        for option in ("warm_start", "feedback", "alternate"):
+            checks.flag(self.name, option, getattr(self, option))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(conserves=self.feedback, payload="alternating" if self.alternate else "fixed")
+
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return ("finite", "feedback")
+
+    def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
+        n, m, r = dimensions(slot, self.rank)
+        return None if small or len(slot.shape) < 2 or r * (n + m) >= n * m else self
+
+    def init(self, layout: Layout) -> Factors:
+        (n, m, r), device = dimensions(layout.slots[0], self.rank), layout.device
+        error = torch.zeros(layout.numel if self.feedback else 0, device=device)
+        p = torch.zeros(n if self.alternate else 0, r, device=device)
+        return Factors(error, p, torch.zeros(m, r, device=device))
+
+    def payload_bytes(self, layout: Layout, size: int) -> int:
+        n, m, r = dimensions(layout.slots[0], self.rank)
+        return r * (max(n, m) if self.alternate else n + m) * 4
+
+
 def dimensions(slot: Slot, rank: int) -> tuple[int, int, int]:
-    """Rows, columns and rank: n x m matrices, with factors of r columns."""
+    """Rows n and columns m of the matrix, and columns r of its factors."""
     n = slot.shape[0] if slot.shape else 1
     m = slot.numel // n if n else 0
     return n, m, min(rank, n, m)
 
 
 def matrix(flat: torch.Tensor, m: int, turned: bool) -> torch.Tensor:
-    """This memory as a matrix of m columns, or as its transpose."""
+    """A view of this tensor as a matrix of m columns, or its transpose."""
     found = flat.view(-1, m)
     return found.T if turned else found
 
 
-def random_factor(factor: torch.Tensor, ch: Channel) -> torch.Tensor:
-    """A factor to begin with, equal on all ranks."""
-    return torch.randn(factor.shape, generator=ch.shared_rng(), device=factor.device)
+def first_factor(last: torch.Tensor, ch: Channel, *, warm: bool) -> torch.Tensor:
+    """The factor to begin with: the last one if `warm`, else a random one. The same on all ranks."""
+    if warm and bool(last.any()):
+        return last
+    return torch.randn(last.shape, generator=ch.shared_rng(), device=last.device)
+
+
+def write_product(P: torch.Tensor, Q: torch.Tensor, out: torch.Tensor) -> None:
+    """out = P Q^T, without a copy if `out` is float32."""
+    if out.dtype == torch.float32:
+        torch.mm(P, Q.T, out=out)
+    else:
+        out.copy_(P @ Q.T)
+
+
+def orthogonalise(factor: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, torch.linalg.qr(factor)[0])

@@ -1,4 +1,4 @@
-"""The family that codes every entry in a few bits: a codec, and two ways to average what ranks have coded."""
+"""The family that codes every entry in a few bits: a codec, and two ways to average the codes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Traits
+from thinwire.core import Channel, Exchange, Layout, Traits, checks
 from thinwire.methods.families.feedback import Residual
 
 Parts = Sequence[torch.Tensor]
 Reduce = Literal["auto", "gather", "twoshot"]
-# Below so many bytes per piece, headers and latency eat what two shots save.
+# With fewer bytes per piece, headers and latency cost more than two shots save.
 PIECE_BYTES = 256
 
 
@@ -32,16 +28,19 @@ def reduce_option() -> Any:
 class Quantised(Exchange):
     """out = (1/W) sum_i decode(encode(g_i)).
 
-    Option of all methods of this family:
-        reduce: "gather" brings everybody's code to everybody, which costs (W-1) codes; "twoshot" gives
-            every rank a stretch to average and to code once more, which costs about two codes whatever
-            W is, and a second rounding; "auto" takes two-shot from five ranks on, where it saves bytes.
+    Args:
+        reduce: "gather" sends the code of every rank to every rank, which costs (W-1) codes. "twoshot" gives
+            every rank a stretch to average and to code again, which costs about two codes for any W, and a
+            second rounding. "auto" takes two shots from five ranks on, if that saves bytes.
     """
 
+    family = "quantised"
+    rounds_per_step = "1 (a gather), or 2 with two shots, from five ranks on"
+    compute = "one pass to code, one pass to decode each received code"
     feedback: ClassVar[bool] = False
-    """Whether what the code loses is added to the next gradient."""
+    """Whether the part that the code loses is added to the next gradient."""
     entries_per_byte: ClassVar[int | None] = None
-    """If the parts are packed codes, so many per byte, and scales of the whole."""
+    """If the parts are packed codes and scales of the whole: the number of codes in a byte."""
     reduce: Reduce
 
     def __post_init__(self) -> None:
@@ -51,18 +50,18 @@ class Quantised(Exchange):
 
     @abstractmethod
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """Parts of lengths that depend on the number of entries only: codes, then scales, as a rule."""
+        """Parts, usually codes and then scales. Their lengths depend only on the number of entries."""
 
     @abstractmethod
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        """The mean of what the ranks coded. Raises PayloadError unless all lengths are right."""
+        """The mean of all decoded codes. Raises PayloadError if a length is wrong."""
 
     @abstractmethod
     def code_bytes(self, n: int) -> int:
-        """Bytes of the parts for n entries."""
+        """The bytes of the parts for n entries."""
 
     def finite(self, received: Sequence[Parts]) -> bool:
-        """Whether all ranks coded finite numbers; a rank with others makes its scales say so."""
+        """Whether all ranks coded finite numbers: a rank that did not sends a non-finite scale."""
         return all(kernels.all_finite(parts[1]) for parts in received)
 
     def decode(self, received: Sequence[Parts], n: int) -> torch.Tensor:
@@ -71,7 +70,7 @@ class Quantised(Exchange):
         return out
 
     def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
-        """The code of v with so much behind it that it has the lengths of n entries' code."""
+        """The code of v, padded to the length of the code of n entries."""
         if self.entries_per_byte is not None:
             codes, scales = self.encode(v, seed)
             return [padded(codes, -(-n // self.entries_per_byte)), scales]
@@ -79,7 +78,7 @@ class Quantised(Exchange):
 
     @property
     def unit(self) -> int:
-        """A stretch may begin at multiples of so many entries (whole bytes, whole buckets)."""
+        """Stretches begin at multiples of this number of entries (whole bytes, whole buckets)."""
         return 8
 
     # -- the exchange ----------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class Quantised(Exchange):
         return Residual.for_layout(layout, self.feedback)
 
     async def average(self, v: torch.Tensor, ch: Channel) -> GatheredMean | TwoShotMean:
-        """The mean of what all ranks code for their v."""
+        """The mean of the codes of v of all ranks."""
         if self.two_shot(v.numel(), ch.size):
             return await self._two_shot(v, ch)
         own = self.encode(v, ch.private_seed())
@@ -105,11 +104,11 @@ class Quantised(Exchange):
         ]
         received = await ch.scatter(coded)
         own = stretches[ch.rank]
-        # What is one's own need not be coded: the stretch holds also what the second code lost before.
+        # A rank does not code its own share. Its v holds also what its second code lost in the last step.
         reduced = v[own].float() / ch.size
         others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
         reduced += self.decode(others, reduced.numel()) * ((ch.size - 1) / ch.size)
-        # Every code is as long as the longest stretch's, so that lengths are known everywhere.
+        # Every code has the length of the longest stretch, so all ranks know the lengths.
         longest = max(s.stop - s.start for s in stretches)
         again = self.encode_padded(reduced, longest, ch.private_seed() - 1)
         gathered = await ch.gather(again)
@@ -122,13 +121,13 @@ class Quantised(Exchange):
         return sum(map(self.code_bytes, widths)) + self.code_bytes(max(widths))
 
     def two_shot(self, n: int, size: int) -> bool:
-        """From five ranks on two codes are less than the W-1 of a gather, headers included."""
+        """From five ranks on, two codes are smaller than the W-1 codes of a gather, headers included."""
         if self.reduce != "auto":
             return self.reduce == "twoshot" and size > 1
         return size >= 5 and self.code_bytes(n) > PIECE_BYTES * size
 
     def _stretches(self, n: int, size: int) -> list[slice]:
-        """Equal, and whole units."""
+        """One stretch per rank, of equal length and in whole units."""
         units = -(-n // self.unit)
         share = -(-units // size) * self.unit
         return [slice(a, b) for a, b in pairwise(min(n, rank * share) for rank in range(size + 1))]
@@ -136,7 +135,7 @@ class Quantised(Exchange):
 
 @dataclass(frozen=True)
 class GatheredMean:
-    """The mean of all ranks' codes, not yet decoded."""
+    """The codes of all ranks, not yet decoded and averaged."""
 
     codec: Quantised
     own: Parts
@@ -147,7 +146,7 @@ class GatheredMean:
         return self.codec.finite(self.received)
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
-        """error -= what this rank's code says."""
+        """error -= the decoded code of this rank."""
         self.codec.decode_mean([self.own], scratch)
         error -= scratch
 
@@ -157,7 +156,7 @@ class GatheredMean:
 
 @dataclass(frozen=True)
 class TwoShotMean:
-    """The means of all stretches, each coded once more by its owner; not yet decoded."""
+    """The means of all stretches, coded again by their owners and not yet decoded."""
 
     codec: Quantised
     stretches: Sequence[slice]
@@ -174,7 +173,7 @@ class TwoShotMean:
         return self.codec.finite(self.gathered)
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
-        """error -= what this rank's codes say; what the second code lost is its owner's error."""
+        """error -= the decoded codes of this rank. The owner of a stretch keeps what the second code lost."""
         del scratch
         for owner, stretch in enumerate(self.stretches):
             error[stretch] -= self.codec.decode([self.coded[owner]], stretch.stop - stretch.start)
@@ -191,7 +190,7 @@ class TwoShotMean:
 
 
 def padded(x: torch.Tensor, size: int) -> torch.Tensor:
-    """x with zeros behind it."""
+    """x, padded with zeros to this size."""
     longer = x.new_zeros(size)
     longer[: x.numel()] = x
     return longer

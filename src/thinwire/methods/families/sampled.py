@@ -1,4 +1,4 @@
-"""The code of sampled entries: some are sent with their values, the others have one magnitude and a sign."""
+"""The code of sampled entries: some are sent with values, the others share a magnitude and have a sign."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INDEX_BITS = 2**31 - 1
 def encode(
     n: int, sure: torch.Tensor, values: torch.Tensor, drawn: torch.Tensor, magnitude: float
 ) -> list[torch.Tensor]:
-    """Parts for the wire, from what `kernels.gspar_sample` returns: `drawn` has the sign in its highest bit.
+    """Parts for the wire, from the result of `kernels.gspar_sample`: `drawn` has the sign in its highest bit.
 
-    The indices of the sure entries, their values and the magnitude; the number of the drawn ones, their
-    indices, their signs.
+    The parts are the indices of the sure entries, their values and the magnitude, then the number of drawn
+    entries, their indices and their signs.
     """
     shared = torch.tensor([magnitude if drawn.numel() else 0.0], dtype=torch.float32, device=values.device)
     return [
@@ -33,10 +33,10 @@ def encode(
 
 
 def decode(parts: Sequence[torch.Tensor], n: int) -> tuple[Entries, Entries]:
-    """The sure entries and the drawn ones, or PayloadError."""
+    """The sure and the drawn entries. Raises PayloadError if the parts do not fit together."""
     sure_code, floats, count, drawn_code, signs = parts
     if not floats.numel() or count.numel() != 1:
-        raise PayloadError(f"{floats.numel()} values and {count.numel()} counts came with sampled entries")
+        raise PayloadError(f"sampled entries came with {floats.numel()} values and {count.numel()} counts")
     sure = index_code.decode(sure_code, n, floats.numel() - 1)
     k = int(count[0])
     drawn = index_code.decode(drawn_code, n, k)

@@ -1,4 +1,4 @@
-"""The family in which every rank selects coordinates of its own: options, payload codes, two reductions."""
+"""The family in which every rank selects its own entries: options, payload codes, two reductions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 
 from thinwire import kernels
-from thinwire.core import checks
-from thinwire.core.channel import Channel
-from thinwire.core.exchange import Exchange
-from thinwire.core.layout import Layout
-from thinwire.core.traits import Scope, Traits
+from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core.traits import Scope
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.methods.families import indices as index_code
 from thinwire.methods.families.feedback import Entries, Residual
@@ -23,20 +20,20 @@ from thinwire.net.frames import parts_bytes
 # A density ramp begins here, as in "Deep gradient compression".
 FIRST_RATIO = 0.25
 COUNT_BYTES = 4
-# What one more piece costs beside its entries: a header, a table of lengths, its own length.
+# The bytes of one more piece besides its entries: a header, a table of lengths, its own length.
 SPLIT_OVERHEAD_BYTES = 48
-# Two more rounds, as the bytes a 1 Gbit/s link carries in two round trips of 50 microseconds.
+# The cost of two more rounds: the bytes that a 1 Gbit/s link carries in two round trips of 50 microseconds.
 ROUNDS_IN_BYTES = 2 * 6_250
 
 
 def count_of(ratio: float, numel: int) -> int:
-    """How many of `numel` entries a ratio selects: at least one, if there is one."""
+    """The number of entries that a ratio selects out of `numel`: at least one, if there is one."""
     return min(numel, max(1, int(ratio * numel)))
 
 
 @dataclass
 class SparseMean:
-    """The mean of all ranks' entries, not yet written; and what was lost of this rank's, and where."""
+    """The mean of the entries of all ranks, not yet written, and what this rank's entries lost in coding."""
 
     entries: Sequence[Entries]
     lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = ()
@@ -54,20 +51,23 @@ class SparseMean:
 class Sparse(Exchange):
     """u = g + e;  c = select(u);  e = u - c;  out = (1/W) sum c.
 
-    Options of all methods of this family:
-        feedback: add what is not sent to the next gradient.
-        values: a quantising method, such as qsgd(bits=4), that codes the values sent; what that loses
-            is added to the next gradient as well.
-        scope: select in each "tensor" by itself, in each "bucket", or in the whole "model".
-        reduce: "gather" brings everybody's entries to everybody, which costs (W-1) payloads; "split" gives
-            every rank a range of coordinates to add up and to select from again, so that the cost does
-            not grow with W; what is cut goes back into the residual. "auto" takes the faster one.
-        warmup: steps during which the density falls from 25 % to its value, exponentially.
+    Args:
+        feedback: keep what is not sent and add it to the next gradient.
+        values: a quantising method, such as qsgd(bits=4), that codes the values that are sent. What the code
+            loses is added to the next gradient as well.
+        scope: select in each "tensor", in each "bucket", or in the whole "model".
+        reduce: "gather" sends the entries of every rank to every rank, which costs (W-1) payloads. "split"
+            gives every rank a range of coordinates: it adds up the entries there and selects again. Its cost
+            does not grow with W, and what it drops goes back into the residual. "auto" takes the faster one.
+        warmup: the number of steps in which the density falls exponentially from 25 % to `ratio`.
     """
 
+    family = "sparse"
+    rounds_per_step = "1 (a gather), or 3 with the split reduction, which is faster with many ranks"
+    compute = "one pass to select and to update the residual, one addition per received entry"
     ragged: ClassVar[bool] = False
-    """Whether ranks may select different numbers of entries."""
-    # Composable is not convergent: these codes of values pass the convergence law with the method.
+    """Whether the ranks may select different numbers of entries."""
+    # Not every combination converges: these codes of values pass the convergence law with the method.
     proven_codes: ClassVar[tuple[str, ...]] = ()
     proven_codes_in_a_gather: ClassVar[tuple[str, ...]] = ()
 
@@ -114,7 +114,7 @@ class Sparse(Exchange):
     # -- the two reductions ----------------------------------------------------------------------------
 
     async def average(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
-        """The mean of all ranks' c: about k entries of n."""
+        """The mean of c over all ranks: about k entries of n."""
         if self.splits(n, k, ch.size):
             return await self._split(c, n, k, ch)
         parts, lost = self._encode(c, n, ch.private_seed())
@@ -123,7 +123,7 @@ class Sparse(Exchange):
         return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)])
 
     async def _split(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
-        """Every rank owns a range of coordinates: it adds up what all have there and selects the largest."""
+        """Every rank owns a range of coordinates: it adds up all entries there and selects the largest."""
         share, quota = -(-n // ch.size), -(-k // ch.size)
         begins = torch.arange(0, share * ch.size + 1, share, device=c.indices.device)
         ends = cast("list[int]", torch.searchsorted(c.indices, begins).tolist())
@@ -139,7 +139,7 @@ class Sparse(Exchange):
         received = [self._decode(parts, share) for parts in await ch.scatter(pieces, ragged=True)]
         reduced = torch.empty(share, device=c.values.device)
         SparseMean(received).write(reduced)
-        # A non-finite sum ranks first, so that everybody hears of it.
+        # A non-finite sum counts as the largest, so every rank receives it.
         largest = Entries(*kernels.topk(reduced, min(quota, share)))
         parts, missing = self._encode(largest, share, ch.private_seed() - 1)
         gathered = [self._decode(parts, share) for parts in await ch.gather(parts)]
@@ -149,7 +149,7 @@ class Sparse(Exchange):
         return SparseMean([_joined(gathered, share, n)], lost)
 
     def splits(self, n: int, k: int, size: int) -> bool:
-        """A pure function of what all ranks know: two rounds more, against (W-1) payloads."""
+        """Whether two more rounds cost less than (W-1) payloads. All ranks know the inputs and agree."""
         if self.reduce != "auto" or size == 1:
             return self.reduce == "split" and size > 1
         payload = self.entry_bytes(n, k)
@@ -160,12 +160,12 @@ class Sparse(Exchange):
     # -- codes -----------------------------------------------------------------------------------------
 
     def entry_bytes(self, n: int, k: int) -> int:
-        """Bytes of k entries of n."""
+        """The bytes of k entries of n."""
         codec = self.values
         return index_code.code_bytes(n, k) + (4 * k if codec is None else COUNT_BYTES + codec.code_bytes(k))
 
     def _encode(self, c: Entries, n: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Parts for the wire, and what the code of the values lost, if there is one."""
+        """Parts for the wire, and what the code of the values lost, if they are coded."""
         codec = self.values
         coded = index_code.encode(c.indices, n)
         if codec is None:
@@ -181,7 +181,7 @@ class Sparse(Exchange):
             return Entries(index_code.decode(coded, n, values.numel()), values)
         coded, count, *rest = parts
         if count.numel() != 1:
-            raise PayloadError(f"{count.numel()} counts came with coded values, expected one")
+            raise PayloadError(f"{count.numel()} counts came with coded values; expected one")
         k = int(count[0])
         indices = index_code.decode(coded, n, k)
         if codec.code_bytes(k) != parts_bytes(rest):
@@ -196,14 +196,18 @@ class _RatioOption(Exchange):
 
 @dataclass(frozen=True)
 class SparseByRatio(Sparse, _RatioOption):
-    """The members of the family that send k = max(1, ratio * n) entries, or about so many."""
+    """The members of the family that send k = max(1, ratio * n) entries, exactly or about.
+
+    Args:
+        ratio: the share of the entries that is sent.
+    """
 
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         super().__post_init__()
 
     def count(self, n: int, step: int) -> int:
-        """k at this step: the warm-up begins with more."""
+        """k in this step; larger during the warm-up."""
         ratio = self.ratio
         if step < self.warmup:
             done = (step + 1) / (self.warmup + 1)
@@ -220,7 +224,7 @@ class SparseByRatio(Sparse, _RatioOption):
 
 
 def _joined(pieces: Sequence[Entries], share: int, n: int) -> Entries:
-    """The owners' entries as one list; the last ranges reach beyond n, where only zeros may be."""
+    """The entries of all owners as one list. The last ranges reach beyond n; only zeros may be there."""
     where = torch.cat([piece.indices + owner * share for owner, piece in enumerate(pieces)])
     what = torch.cat([piece.values for piece in pieces])
     inside = where < n
@@ -228,5 +232,5 @@ def _joined(pieces: Sequence[Entries], share: int, n: int) -> Entries:
         return Entries(where, what)
     beyond: Any = what[~inside]
     if bool((beyond != 0).any()):
-        raise PayloadError(f"a rank sent entries beyond a tensor of {n}")
+        raise PayloadError(f"a rank sent entries beyond the end of a tensor of {n}")
     return Entries(where[inside].contiguous(), what[inside].contiguous())

@@ -1,22 +1,25 @@
-"""Majority votes on signs: one bit per entry there and, with two shots, back."""
+"""Majority votes on signs: one bit per entry and, with two shots, one bit back."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from thinwire import kernels
-from thinwire.core.channel import Channel
+from thinwire.core import Channel
 from thinwire.methods.families.quantised import Parts, padded
 
 
 async def vote(
     bits: torch.Tensor, magnitude: torch.Tensor, ch: Channel, *, two_shot: bool
 ) -> tuple[torch.Tensor, list[float]]:
-    """What the majority says, as bits, and all ranks' magnitudes. Ranks with a magnitude of 0 do not vote.
+    """The majority as bits, and the magnitudes of all ranks. Ranks with a magnitude of 0 do not vote.
 
-    Votes are counted exactly, so both ways give the same bits. With two shots every rank counts a stretch.
+    Votes are counted exactly, so both reductions give the same bits. With two shots every rank counts a
+    stretch.
     """
     if not two_shot:
         received = await ch.gather([bits, magnitude])
@@ -30,10 +33,10 @@ async def vote(
 
 
 def _majority(received: Sequence[Parts], begin: int, ch: Channel) -> torch.Tensor:
-    """The counted votes; those received begin at byte `begin` of the tensor's."""
+    """The counted votes. The received ones begin at byte `begin` of the tensor's votes."""
     votes = [bits for bits, magnitude in received if float(magnitude) != 0]
     size = received[0][0].numel()
-    if len(votes) % 2 == 0:  # one more vote, at random but the same on all ranks, decides ties alone
+    if len(votes) % 2 == 0:  # one more vote, random but the same on all ranks, decides ties
         words = -(-(begin + size) // 4)
         rng = ch.shared_rng()
         lots = torch.randint(-(2**31), 2**31, (words,), dtype=torch.int32, generator=rng, device=rng.device)
@@ -43,3 +46,10 @@ def _majority(received: Sequence[Parts], begin: int, ch: Channel) -> torch.Tenso
 
 def _magnitudes(received: Sequence[Parts]) -> list[float]:
     return [float(magnitude) for _, magnitude in received]
+
+
+def rms(v: torch.Tensor, mean: float) -> float:
+    """The root of the mean square; the mean magnitude `mean` if the squares leave the range of float32."""
+    norm = cast(torch.Tensor, torch.linalg.vector_norm(v, dtype=torch.float32))
+    root = float(norm) / math.sqrt(v.numel())
+    return root if 0 < root < torch.inf else mean

@@ -1,0 +1,54 @@
+"""The options, state and sizes of Sketched-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.core import Exchange, Layout, Traits, checks
+from thinwire.core.traits import Scope
+from thinwire.methods.families.momentum import Accumulated
+from thinwire.methods.families.sparse import count_of
+
+# Entries are hashed in blocks of 64 to neighbouring columns. With fewer columns a block collides with itself.
+FEWEST_COLS = 64
+
+
+@dataclass(frozen=True)
+class SketchOptions(Exchange):
+    ratio: float = 0.02
+    rows: int = 5
+    cols: int | None = None
+    k: int | None = None
+    candidates: int = 4
+    momentum: float = 0.9
+    scope: Scope = "model"
+
+    def __post_init__(self) -> None:
+        checks.ratio(self.name, self.ratio)
+        checks.one_of(self.name, "rows", self.rows, (1, 3, 5, 7))
+        checks.optional(checks.whole, self.name, "cols", self.cols, 1)
+        checks.optional(checks.whole, self.name, "k", self.k, 1)
+        checks.whole(self.name, "candidates", self.candidates, 1)
+        checks.momentum(self.name, self.momentum)
+        checks.scope(self.name, self.scope)
+
+    @property
+    def traits(self) -> Traits:
+        plain = self.momentum == 0
+        return Traits(conserves=plain, optimizer="any" if plain else "no momentum", scope=self.scope)
+
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return ("finite", "selection", "scatter", "sketch")
+
+    def init(self, layout: Layout) -> Accumulated:
+        return Accumulated.for_layout(layout, with_momentum=self.momentum > 0)
+
+    def sizes(self, n: int) -> tuple[int, int, int]:
+        """k, the columns of the table, and the number of entries that are fetched (P k)."""
+        k = count_of(self.ratio, n) if self.k is None else min(self.k, n)
+        return k, max(FEWEST_COLS, k) if self.cols is None else self.cols, min(n, self.candidates * k)
+
+    def payload_bytes(self, layout: Layout, size: int) -> int:
+        _, cols, fetched = self.sizes(layout.numel)
+        return 4 * min(layout.numel, self.rows * cols + fetched)
