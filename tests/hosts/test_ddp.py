@@ -552,3 +552,43 @@ def compiled(worker: Worker) -> dict[str, torch.Tensor]:
 
 def test_a_compiled_model_trains_as_the_model_itself() -> None:
     assert_same_everywhere(run_local(compiled, 2, timeout=120), within=1e-5)
+
+
+def skipping(worker: Worker) -> dict[str, torch.Tensor]:
+    """Ranks that are not asked make no forward pass; a model in several buckets."""
+    results = {}
+    for skip in (True, False):
+        model = wrap(mlp())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        session = thinwire.attach(model, "lag(rule='ps')", optimizer=optimizer)
+        computed = 0
+        for _ in range(20):
+            if not skip or session.wants_gradient():
+                computed += 1
+                optimizer.zero_grad()
+                square_loss(model, worker.rank, 0).backward()
+            else:
+                session.skip_gradient()
+            optimizer.step()
+        assert (computed < 20) == skip
+        results["lag" if skip else "lag reference"] = flat(model)
+        session.detach()
+    return results
+
+
+def test_skipped_gradients_change_nothing() -> None:
+    assert_same_everywhere(run_local(skipping, 3))
+
+
+def with_buffers(worker: Worker) -> str:
+    model = wrap(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = thinwire.attach(model, "lag(rule='ps')", optimizer=optimizer)
+    with pytest.raises(thinwire.ConfigError) as error:
+        session.wants_gradient()
+    session.detach()
+    return str(error.value)
+
+
+def test_no_forward_pass_is_skipped_where_ddp_needs_all_ranks() -> None:
+    assert "broadcast_buffers=False" in run_local(with_buffers, 2)[0]

@@ -83,12 +83,14 @@ class StepContext:
     - stale: the gradient on the same batch at the parameters of this rank's last upload, if there is one,
       flat and in the layout's order
     - parameters: makes a flat copy of the current parameters, if they are known
+    - has_gradient: False if this rank did not compute one, because `wants_gradient` said no: x is then zero
     """
 
     scale: float = 1.0
     lr: float = 1.0
     stale: torch.Tensor | None = None
     parameters: Callable[[], torch.Tensor] | None = None
+    has_gradient: bool = True
 
 
 class Channel:

@@ -86,6 +86,8 @@ class Engine:
         self._scaler = scaler
         self._optimizer = optimizer
         self._stale: Mapping[str, torch.Tensor] | None = None
+        self._has_gradient = True
+        self._last_layouts: list[Layout] = []
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
         self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
         self._lock = threading.Lock()
@@ -242,6 +244,7 @@ class Engine:
         """Called when every tensor of the step has been averaged; `committed` if all numbers were finite."""
         self.meter.count_step()
         self._stale = None
+        self._has_gradient = True
         # A method that remembers nothing has no use for a count, nor the data to commit it.
         if committed and self.remembers:
             self.step += 1
@@ -251,7 +254,9 @@ class Engine:
                 self._announce(*self._announced)
 
     async def _program(self, views: Sequence[View]) -> None:
-        groups, mark = self._plan([view.layout for view in views])
+        layouts = [view.layout for view in views]
+        groups, mark = self._plan(layouts)
+        self._last_layouts = layouts
         tasks = [self._serve(group, views) for group in groups]
         await together(tasks, self.rank_info, step=self.step, mark=mark, link=self.link)
 
@@ -295,7 +300,8 @@ class Engine:
             return torch.cat(pieces).to(layout.device)
 
         stale = None if self._stale is None else flat(self._stale)
-        return StepContext(self.scale, self._learning_rate(), stale, lambda: flat(self.parameters))
+        rate, current = self._learning_rate(), lambda: flat(self.parameters)
+        return StepContext(self.scale, rate, stale, current, self._has_gradient)
 
     def _learning_rate(self) -> float:
         """The optimizer's learning rate, if it is known and the same for all parameters; otherwise 1."""
@@ -335,6 +341,23 @@ class Engine:
         self.states.load(saved)
         self.step = step
         self.scale = scale
+
+    def wants_gradient(self) -> bool:
+        """Whether the next step needs this rank's gradient; the first two do, while DDP makes its buckets."""
+        if self.method.traits.scope != "model" or self.meter.steps < 2:
+            return True
+        return any(
+            group.exchange.wants_gradient(
+                self.state(group.exchange, group.layout), self._context(group.exchange, group.layout)
+            )
+            for group in self._plan(self._last_layouts)[0]
+        )
+
+    def views_without_gradient(self) -> list[View]:
+        """For a step to which this rank brings no gradient: zeros in the layouts of the last step."""
+        self._has_gradient = False
+        zeros = [torch.zeros(each.numel, dtype=each.dtype, device=each.device) for each in self._last_layouts]
+        return [View(layout, x, x) for layout, x in zip(self._last_layouts, zeros, strict=True)]
 
     def stale_parameters(self) -> dict[str, torch.Tensor]:
         """The parameters at this rank's last upload, by name; the current ones if the method keeps none."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from thinwire.core.channel import Channel
+from thinwire.core.channel import Channel, StepContext
 from thinwire.core.config import Configured
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
@@ -109,6 +109,14 @@ class Exchange(Configured, ABC):
         """The parameters at this rank's last upload, flat, if the method keeps them."""
         del state
         return None
+
+    def wants_gradient(self, state: Any, context: StepContext) -> bool:
+        """Whether the next step needs this rank's gradient; False lets the rank skip computing it.
+
+        Asked only of methods with `scope="model"`, from the third step on.
+        """
+        del state, context
+        return True
 
     @property
     def kernel_families(self) -> tuple[str, ...]:

@@ -102,6 +102,10 @@ def attach_gradients(
         _switches[model] = switch
     switch.host = host
     handle = _reconcile_before_forward(model, session)
+    if model.broadcast_buffers and list(cast(torch.nn.Module, model.module).buffers()):
+        session.needs_forward("DDP broadcasts buffers in it; construct it with broadcast_buffers=False")
+    if model.find_unused_parameters:
+        session.needs_forward("DDP looks for unused parameters; use find_unused_parameters=False")
     session.on_detach(lambda: _detach(switch, handle))
     return session
 

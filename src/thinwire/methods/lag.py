@@ -9,8 +9,11 @@ from typing import Literal
 import torch
 
 from thinwire.core import Channel, Exchange, Layout, checks
+from thinwire.core.channel import StepContext
 from thinwire.methods.families import lazy_rules as rules
-from thinwire.methods.families.lazy import Counts, Lazy, LazyState, LazyStep
+from thinwire.methods.families.lazy import Counts, Lazy, LazyState, LazyStep, squared_norm
+
+XI = {"wk": 0.1, "ps": 1.0}
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,12 @@ class LAG(Lazy):
 
     Args:
         rule: "wk" compares gradients. "ps" compares how far the parameters have moved; L_i is the largest
-            ratio of the two at an upload so far. `thinwire.convex.lazy_gd` also saves computing gradients.
-        xi: the weight of each past step. 0 skips nothing. The paper has 0.1 for "wk" and 1 for "ps".
+            ratio of the two at an upload so far. It knows beforehand whether a rank uploads: with
+            `session.wants_gradient()` the others skip computing their gradients as well.
+        xi: the weight of each past step. 0 skips nothing. None takes the paper's: 0.1 for "wk", 1 for "ps".
 
     Differences from the paper: there is no server; every rank keeps the sum. "ps" estimates the smoothness
-    L_i, which the paper knows, and saves bytes only: in a session the gradient is already computed.
+    L_i, which the paper knows.
     """
 
     name = "lag"
@@ -45,28 +49,38 @@ class LAG(Lazy):
     distributed learning", 2018"""
     rule: Literal["wk", "ps"] = "wk"
     window: int = 10
-    xi: float = 0.1
+    xi: float | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(self.name, "rule", self.rule, ("wk", "ps"))
         super().__post_init__()
+
+    @property
+    def weight(self) -> float:
+        return XI[self.rule] if self.xi is None else self.xi
 
     def init(self, layout: Layout) -> LazyState:
         return self.new_state(layout, movement=self.rule == "ps")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
         step = LazyStep(self, x, state, ch)
-        change = step.change if self.rule == "wk" else self._change_by_movement(step, state)
-        skip = rules.skips(change, step.bound(self.xi))
+        change = step.change if self.rule == "wk" else self._change_by_movement(state, ch.context)
+        skip = not ch.context.has_gradient or rules.skips(change, step.bound(self.weight))
         uploaders = await step.exchange_flags(skip)
         mean = await step.mean_of_uploads(uploaders)
         if await step.commit(mean) and self.rule == "ps":
             self._follow(step, state, mean * ch.context.lr)
         out.copy_(mean)
 
-    def _change_by_movement(self, step: LazyStep, state: LazyState) -> float:
-        smoothness, moved = step.counts.smoothness, step.squared_norm(state.moved)
+    def _change_by_movement(self, state: LazyState, context: StepContext) -> float:
+        smoothness, moved = Counts.of(state.counts).smoothness, squared_norm(state.moved) / context.scale**2
         return rules.change_by_movement(smoothness, moved) if smoothness else math.inf
+
+    def wants_gradient(self, state: LazyState, context: StepContext) -> bool:
+        if self.rule == "wk":
+            return True
+        bound = rules.bound(self.weight, float(state.steps.sum()), context.lr)
+        return not rules.skips(self._change_by_movement(state, context), bound)
 
     def _follow(self, step: LazyStep, state: LazyState, movement: torch.Tensor) -> None:
         """Estimate L_i at an upload, and track how far the parameters have moved since."""

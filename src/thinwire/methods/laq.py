@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -10,20 +11,19 @@ from thinwire.core import Channel, Exchange
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep
 
-# Codes with fewer bits lose so much of a change that the rule skips it, even if no entry stands out.
-COARSE = 4
-
 
 @dataclass(frozen=True)
 class QuantisedLazy(Lazy):
     """Base of LAQ and SLAQ: quantised uploads, and a rule that allows for the errors of codes.
 
     Args:
-        bits: b, the bits per entry of an upload: 1, 2, 4 or 8. 32 sends float32. With 1 or 2 bits the errors
-            in the rule outweigh any change: most uploads are skipped, and training may diverge.
+        bits: b, the bits per entry of an upload: 1 to 8. 32 sends float32. With few bits (1 to 3, for
+            `slaq` 1 and 2) the errors in the rule outweigh any change, and training may diverge.
     """
 
     formula = "1 + ceil(n * bits / 8) + 4"
+    enough_bits: ClassVar[int] = 4
+    """Fewer lose so much of a change that the rule skips it, even if no entry stands out."""
 
     bits: int = 4
     window: int = 10
@@ -32,25 +32,30 @@ class QuantisedLazy(Lazy):
 
     @property
     def warning(self) -> str | None:
-        if self.bits >= COARSE or self.max_skip == 0:
+        if self.bits >= self.enough_bits or self.max_skip == 0:
             return None
         return (
             f"{self} may diverge: codes this coarse lose so much that the rule skips uploads whatever has "
-            f"changed. Take bits={COARSE}, or max_skip=0, which skips nothing"
+            f"changed. Take bits={self.enough_bits}, or max_skip=0, which skips nothing"
         )
 
-    def allowed(self, bound: float, error: float, last_error: float) -> float:
+    def allowed(self, step: LazyStep) -> float:
         """The largest change that may be skipped."""
-        return rules.allow_code_errors(bound, error, last_error, rules.LAQ_ERROR_WEIGHT)
+        return rules.allow_code_errors(
+            step.bound(self.xi), step.error, step.counts.error, rules.LAQ_ERROR_WEIGHT
+        )
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
         step = LazyStep(self, x, state, ch)
-        allowed = self.allowed(step.bound(self.xi), step.error, step.counts.error)
-        skip = rules.skips(step.change, allowed, step.counts.silence, self.max_skip)
+        skip = rules.skips(step.change, self.allowed(step), step.counts.silence, self.max_skip)
         uploaders = await step.exchange_flags(skip)
         mean = await step.mean_of_uploads(uploaders)
-        await step.commit(mean)
+        if await step.commit(mean):
+            self.follow(x, state, ch)
         out.copy_(mean)
+
+    def follow(self, x: torch.Tensor, state: LazyState, ch: Channel) -> None:
+        """What else a committed step leaves behind."""
 
     def exact(self) -> Exchange:
         return replace(self, bits=UNCODED, xi=0.0)
@@ -76,7 +81,7 @@ class LAQ(QuantisedLazy):
     name = "laq"
     use_when = """Every step uses the gradient of all local data with plain SGD, as for `lag`, and uploads
     should be small: a few bits per entry, and none if little has changed."""
-    avoid_when = """You train with minibatches (take `lasg` or `slaq`), momentum or Adam. Never use 1 or 2
+    avoid_when = """You train with minibatches (take `lasg` or `slaq`), momentum or Adam. Never use 1 to 3
     bits with skipping: the rule then skips real changes, and training may diverge."""
     reference = """Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily
     aggregated quantized gradients", 2019"""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.errors import ConfigError
 from thinwire.methods.dense import Dense
 from thinwire.methods.registry import parse_exchange
 from thinwire.net.costs import Link
@@ -79,6 +80,7 @@ class Session(BaseSession):
         periods = [exchange.reconcile_every for exchange in exchanges]
         self._reconcile_every = min((period for period in periods if period is not None), default=None)
         self._reconciled = 0
+        self._needs_forward: str | None = None
         self._replicas = Replicas(parameters, optimizer)
         warnings = check_optimizer(exchanges, optimizer)
         if self._reconcile_every is not None:
@@ -138,6 +140,42 @@ class Session(BaseSession):
             loss: computes the loss of this step's batch with the module it is given.
         """
         self.engine.use_stale_gradients(stale_gradients(self.stale_parameters(), model, loss))
+
+    # -- steps without a gradient ----------------------------------------------------------------------
+
+    def wants_gradient(self) -> bool:
+        """Whether this rank must compute its gradient for the next step; ask before the forward pass.
+
+            if session.wants_gradient():
+                loss(model, batch).backward()       # without DDP, then session.average as usual
+            else:
+                session.skip_gradient()
+            optimizer.step()
+
+        False only for methods that know beforehand that a rank will not upload (`lag(rule="ps")`). It saves
+        the forward and the backward pass of that rank.
+        """
+        if self._needs_forward is not None:
+            raise ConfigError(f"no rank can skip its forward pass: {self._needs_forward}")
+        return self.engine.wants_gradient()
+
+    def skip_gradient(self) -> None:
+        """Take part in a step without a gradient of this rank: sets `.grad` of all parameters to the result.
+
+        Call it only where `wants_gradient()` was False. The other ranks average as usual.
+        """
+        if self.wants_gradient():
+            raise ConfigError("skip_gradient: this rank must compute its gradient: wants_gradient() is True")
+        self.engine.begin_step()
+        views = self.engine.views_without_gradient()
+        self.engine.end_step(self.run(self.engine.program(views)))
+        for view in views:
+            for slot, part in zip(view.layout.slots, view.layout.parts(view.out), strict=True):
+                self.engine.parameters[slot.name].grad = part.view(slot.shape)
+
+    def needs_forward(self, why: str) -> None:
+        """For hosts: every rank takes part in every forward pass, and this is why."""
+        self._needs_forward = why
 
     # -- replicas --------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, momentum, own, replicated
-from thinwire.errors import PayloadError
+from thinwire.errors import PayloadError, ThinwireError
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.net import costs
 
@@ -23,7 +23,7 @@ from thinwire.net import costs
 SKIP, UPLOAD, FRESH, BROKEN = range(4)
 # Bits per entry of an upload that is not quantised: float32, or float64, which loses nothing.
 UNCODED, EXACT = 32, 64
-WIDTHS = (1, 2, 4, 8, UNCODED)
+WIDTHS = (*range(1, 9), UNCODED)
 
 
 # -- uploads -----------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class LazyState(State):
     last: this rank's last upload, as all ranks decoded it; total: the sum of `last` over all ranks
     moved: how far the parameters have moved since the last upload (rule "ps")
     steps: the squared lengths of the last steps, newest first; ranks: how many contributed to `total`
-    anchor: the parameters at the last upload (LASG); counts: see `Counts`
+    anchor: the parameters at the last upload (LASG), or the last gradient (SLAQ); counts: see `Counts`
     lengths: the number of entries of each tensor; known from the layout, so not part of a checkpoint
     """
 
@@ -219,17 +219,19 @@ class LazyState(State):
 
 class Counts(NamedTuple):
     """The counters of a rank: the steps since its last upload, the squared error of that upload's code
-    (without the loss scale), the largest smoothness so far, and the number of its uploads."""
+    (without the loss scale), the largest smoothness so far, the number of its uploads, and the squared
+    difference between two successive gradients, as a running mean."""
 
     silence: int = 0
     error: float = 0.0
     smoothness: float = 0.0
     uploads: int = 0
+    noise: float = 0.0
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Counts:
-        silence, error, smoothness, uploads = cast("list[float]", tensor.tolist())
-        return Counts(int(silence), error, smoothness, int(uploads))
+        silence, error, smoothness, uploads, noise = cast("list[float]", tensor.tolist())
+        return Counts(int(silence), error, smoothness, int(uploads), noise)
 
     def write(self, tensor: torch.Tensor) -> None:
         tensor.copy_(torch.tensor(self))
@@ -257,13 +259,12 @@ class Lazy(Exchange):
     compute = "a few passes over the gradient in float64"
 
     window: int
-    xi: float
     max_skip: int = 0
     bits: int = UNCODED
 
     def __post_init__(self) -> None:
         checks.whole(self.name, "window", self.window, 1)
-        checks.not_negative(self.name, "xi", self.xi)
+        checks.optional(checks.not_negative, self.name, "xi", getattr(self, "xi"))  # noqa: B009 - of the method
         checks.whole(self.name, "max_skip", self.max_skip, 0)
         checks.one_of(self.name, "bits", self.bits, WIDTHS)
 
@@ -351,6 +352,8 @@ class LazyStep:
 
     async def exchange_flags(self, skip: bool) -> list[int]:
         """Send all ranks one byte that says whether this rank skips. Returns the ranks that upload."""
+        if self.restarts and not self._ch.context.has_gradient:
+            raise ThinwireError("all ranks begin again, but this one has not computed its gradient")
         usual = FRESH if self.restarts else SKIP if skip else UPLOAD
         flag = usual if self._upload.finite else BROKEN
         mine = torch.tensor([flag], dtype=torch.uint8, device=self._x.device)
@@ -359,6 +362,8 @@ class LazyStep:
             self._broken = True
             return []
         if FRESH in flags and not self.restarts:
+            if not self._ch.context.has_gradient:
+                raise ThinwireError("another rank begins again, but this one has not computed its gradient")
             self.restarts = True
             self._encode()
         uploaders = [rank for rank, flag in enumerate(flags) if self.restarts or flag != SKIP]

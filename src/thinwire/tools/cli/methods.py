@@ -16,7 +16,7 @@ def methods(
     name: Annotated[str, typer.Argument(help="Only this method, in full.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the methods: options with their defaults, guarantees, bytes and reference."""
+    """List the methods, or show one in full: options, guarantees, cost and reference."""
     with errors():
         from thinwire.methods.registry import parse
         from thinwire.tools.catalogue.descriptions import all_methods, describe
@@ -31,11 +31,9 @@ def methods(
 
 
 def _list(described: list[Description]) -> None:
-    rows = [
-        (one.name, one.defaults or "-", one.guarantees, one.bytes, one.reference or "-") for one in described
-    ]
-    header = ("name", "options", "guarantees", "bytes per step (n entries, k sent)", "reference")
-    table("methods; see `thinwire methods NAME` for more", header, rows, numbers=False)
+    rows = [(one.name, one.summary, one.bytes) for one in described]
+    header = ("name", "what it does", "bytes per step (n entries, k sent)")
+    table("methods; `thinwire methods NAME` shows one in full", header, rows, numbers=False)
 
 
 def _show(one: Description) -> None:
