@@ -10,7 +10,17 @@ from typing import Annotated, Literal
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import AsJson, Data, Model, Workers, console, errors, print_json, table
+from thinwire.tools.cli.show import (
+    AsJson,
+    Data,
+    Model,
+    Workers,
+    check_writable,
+    console,
+    errors,
+    print_json,
+    table,
+)
 
 Chosen = Annotated[
     list[str] | None,
@@ -45,7 +55,7 @@ def compare(
     evaluate_every: Annotated[int | None, typer.Option(min=1, help="Steps between tests.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Rows per worker and step.")] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
-    optimizer: Annotated[Literal["sgd", "adam"] | None, typer.Option(help="The optimizer.")] = None,
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"] | None, typer.Option(help="The optimizer.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs with other weights and batches.")] = 1,
     out: Annotated[Path, typer.Option(help="Where records, CSV and the report go.")] = Path("out/compare"),
     as_json: AsJson = False,
@@ -55,7 +65,7 @@ def compare(
         from thinwire.tools import report
         from thinwire.tools.compare.progress import ProgressBars
         from thinwire.tools.compare.records import write_csv
-        from thinwire.tools.compare.runner import run
+        from thinwire.tools.compare.runner import FILE, run
         from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods
 
         asked = Comparison(
@@ -76,6 +86,7 @@ def compare(
             command=shlex.join(["thinwire", *sys.argv[1:]]),
         )
         setting = prepare(asked)
+        check_writable(out / FILE, "--out")
         with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
             records = run(asked, out, bars, setting)
         write_csv(out / "runs.csv", records.runs)

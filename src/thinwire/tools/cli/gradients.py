@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.tools.cli.show import Data, JsonFile, Model, Workers, console, errors, progress, save, table
+from thinwire.tools.cli.show import (
+    Data,
+    JsonFile,
+    Model,
+    Workers,
+    check_writable,
+    console,
+    errors,
+    progress,
+    save,
+    table,
+)
 
 if TYPE_CHECKING:
     from thinwire.tools.gradients import Findings
@@ -31,6 +42,9 @@ def gradients(
         from thinwire.tools.gradients import Study, figures, run
         from thinwire.tools.report.figures import write_figures
 
+        check_writable(out, "--out")
+        if json is not None:
+            check_writable(json, "--json")
         study = Study(model, data, workers, steps, batch, lr, ratio, method, seed)
         with progress(steps) as advance:
             findings = run(study, lambda _, loss: advance(f"{model}, loss {loss:.3f}", 1))

@@ -66,6 +66,9 @@ def _given(text: str) -> Link:
     from thinwire.net.costs import Link
 
     asked = links.parse(text)
+    if asked.lab:
+        plain = asked.text.removeprefix("lab:")
+        raise ConfigError(f"--link: a plan computes and needs no lab: write {plain} instead of {asked.text}")
     slowest = asked.bandwidth
     if slowest is None:
         return links.UNLIMITED
@@ -147,6 +150,7 @@ def _of_model(text: str) -> dict[str, tuple[int, ...]]:
 
 def _show(made: Plan) -> None:
     from thinwire.predict.recommend import duration, rate
+    from thinwire.tools import units
 
     rows: list[tuple[str, ...]] = []
     for row in made.rows:
@@ -159,21 +163,30 @@ def _show(made: Plan) -> None:
                 duration(row.step_seconds),
                 f"{row.speed_up:.2f} x",
                 "-" if row.method == "dense" else pays,
-                f"{row.sent_bytes:,.0f}",
+                units.data(row.sent_bytes),
                 f"{row.rounds:.3g}",
                 duration(row.compression_seconds),
-                row.kept_back or "",
             )
         )
-    computation = duration(made.compute) if made.compute else "no"
-    line = "no limits" if math.isinf(made.link.bandwidth) else rate(made.link.bandwidth)
+    computation = f"{duration(made.compute)} of computation" if made.compute else "communication only"
+    line = "no limit" if math.isinf(made.link.bandwidth) else rate(made.link.bandwidth)
     title = (
         f"{made.parameters:,} parameters, {made.workers} workers, {line}, "
-        f"latency {duration(made.link.latency)}, {computation} computation"
+        f"latency {duration(made.link.latency)}, {computation}"
     )
-    header = ("method", "step", "speed-up", "pays below", "bytes sent", "rounds", "coding", "kept back")
+    header = ("method", "step", "speed-up", "pays below", "sent", "rounds", "compress")
     table(title, header, rows)
     out = console()
+    for method, why in made.failed.items():
+        out.print(f"No prediction for {method}: {why}", markup=False)
+    kept: dict[str, list[str]] = {}
+    for row in made.rows:
+        if row.kept_back is not None:
+            kept.setdefault(row.kept_back, []).append(row.method)
+    if kept:
+        out.print("Not recommended, however fast:")
+    for why, methods in kept.items():
+        out.print(f"  - {why}: {', '.join(methods)}", markup=False)
     out.print(f"Recommended: {made.recommended}", markup=False)
     for reason in made.reasons:
         out.print(f"  - {reason}", markup=False)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import AsJson, console, errors, print_json
+from thinwire.tools.cli.show import AsJson, check_writable, console, errors, print_json
 
 
 def report(
@@ -32,12 +31,12 @@ def report(
         source = records / "records.jsonl" if records.is_dir() else records
         found = read(source)
         path = source.with_name("report.html") if out is None else out
-        try:
-            module.write(found, path, predict=predict)
-            if picture is not None:
-                module.picture(found, picture)
-        except OSError as error:
-            raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+        check_writable(path, "--out")
+        if picture is not None:
+            check_writable(picture, "--picture")
+        module.write(found, path, predict=predict)
+        if picture is not None:
+            module.picture(found, picture)
     if as_json:
         print_json(summarise(found))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:  # a file or a pipe has room for the whole table
+    if not console.is_terminal and "COLUMNS" not in os.environ:  # a file or a pipe has room enough
         console.width = 160
     return console
 
@@ -88,6 +89,19 @@ def print_json(record: object) -> None:
     import msgspec
 
     console().print_json(msgspec.json.encode(record).decode())
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a file that could not be written later; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot write {path}: {error.strerror}") from None
 
 
 def save(path: Path | None, record: object) -> None:
