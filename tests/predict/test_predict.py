@@ -184,7 +184,7 @@ def test_speed_up_falls_with_the_bandwidth() -> None:
     [
         (("tpok", SHAPES, 4), "did you mean 'topk'"),
         (("topk", SHAPES, 0), "one worker or more"),
-        (("topk", {"w": (10**6, 10**6)}, 4), "more than can be played"),
+        (("topk", {"w": (10**6, 10**6)}, 4), "too large to predict"),
     ],
 )
 def test_what_cannot_be_predicted_says_so(arguments: tuple, expected: str) -> None:

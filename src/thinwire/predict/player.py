@@ -90,8 +90,8 @@ class Player:
         entries = self._entries(self.shapes)
         if entries > LARGEST_MODEL:
             raise ConfigError(
-                f"{entries:,} parameters are more than can be played here ({LARGEST_MODEL:,}): predict for "
-                "a part of the layers and scale compute time and result"
+                f"a model of {entries:,} parameters is too large to predict (the limit is {LARGEST_MODEL:,}): "
+                "take a part of its layers, and scale compute time and result"
             )
         self._check(gradients)
         self.gradients = gradients

@@ -14,7 +14,7 @@ from typing import Any
 from thinwire import predict
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import list_methods, parse_exchange
+from thinwire.methods.registry import list_methods, parse, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
 
@@ -113,6 +113,10 @@ def make_plan(
     """
     if workers < 2:
         raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
+    for text in chosen:
+        if text == "auto" or not isinstance(parse(text), Exchange):
+            what = "chooses by a plan itself" if text == "auto" else "averages parameters, not gradients"
+            raise ConfigError(f"a plan compares methods that average gradients: {text} {what}, leave it out")
     asked = dict.fromkeys(["dense", *(str(parse_exchange(text)) for text in chosen or candidates())])
     profiles: dict[str, predict.Profile] = {}
     failed: dict[str, str] = {}
@@ -198,7 +202,7 @@ def recommend(rows: Sequence[Row]) -> tuple[str, list[str]]:
         f"a step takes {duration(best.step_seconds)} instead of {duration(dense.step_seconds)}: "
         f"{best.speed_up:.1f} times faster",
         f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
-        f"in {best.rounds:.3g} operations",
+        f"in {best.rounds:.3g} {'operation' if best.rounds == 1 else 'operations'}",
         f"all replicas stay equal; in our table its accuracy differs from dense's by "
         f"{100 * proven()[best.method]:+.1f} points",
     ]

@@ -31,13 +31,15 @@ def gradients(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
     batch: Annotated[int, typer.Option(min=1, help="Rows per worker and step.")] = 32,
     lr: Annotated[float, typer.Option(help="The learning rate of SGD.")] = 0.1,
-    ratio: Annotated[float, typer.Option(help="The share of entries that top-k is to keep.")] = 0.01,
-    method: Annotated[str, typer.Option("--method", "-m", help="How gradients are averaged.")] = "dense",
-    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
-    out: Annotated[Path, typer.Option(help="The plots: one HTML file.")] = Path("out/gradients.html"),
+    ratio: Annotated[float, typer.Option(help="The share of entries that top-k keeps.")] = 0.01,
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="The method that averages the gradients.")
+    ] = "dense",
+    seed: Annotated[int, typer.Option(help="The seed of weights and batches.")] = 0,
+    out: Annotated[Path, typer.Option(help="The HTML file with the plots.")] = Path("out/gradients.html"),
     json: JsonFile = None,
 ) -> None:
-    """Learn how gradients are distributed over the workers while they train, and what top-k makes of it."""
+    """Train, and learn from all workers how the gradients are distributed and what top-k would select."""
     with errors():
         from thinwire.tools.gradients import Study, figures, run
         from thinwire.tools.report.figures import write_figures

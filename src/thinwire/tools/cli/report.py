@@ -15,9 +15,11 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The HTML file; by default report.html beside the records.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw accuracy against time as SVG, too.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy against time, as an SVG file.")
+    ] = None,
     predict: Annotated[
-        bool, typer.Option(help="With predictions for other links and numbers of workers.")
+        bool, typer.Option(help="Predict other links and numbers of workers; takes some seconds.")
     ] = True,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: AsJson = False,

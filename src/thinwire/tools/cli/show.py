@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file as JSON, too.")]
-Model = Annotated[str, typer.Option(help="mlp, cnn, resnet20, lstm or transformer.")]
+Model = Annotated[str, typer.Option(help="mlp, cnn or resnet20 for images; lstm or transformer for text.")]
 Data = Annotated[str, typer.Option(help="digits, mnist:DIR, cifar10:DIR or text:FILE.")]
-Workers = Annotated[int, typer.Option(min=1, help="Local worker processes.")]
+Workers = Annotated[int, typer.Option(min=1, help="The number of worker processes on this machine.")]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        "--method", "-m", help='Such as "topk(ratio=0.01)"; may be given several times. Default: all.'
+        "--methods",
+        "--method",
+        "-m",
+        help='Such as "topk(ratio=0.01),qsgd(bits=4)"; may be given several times. Default: all.',
     ),
 ]
 
@@ -50,11 +53,15 @@ def errors() -> Generator[None, None, None]:
 
 @contextmanager
 def progress(total: int | None) -> Generator[Callable[..., None], None, None]:
-    """Gives `advance(description, count, total=None)`; the bar goes to the terminal's error output."""
+    """Gives `advance(description, count, total=None)`; the bar goes to error output, if that is a terminal."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield lambda *_: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task("starting", total=total)
 
         def advance(description: str, count: int, new_total: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -104,9 +105,13 @@ def prepare(asked: Comparison) -> Setting:
     if asked.epochs is not None:
         if asked.steps is not None:
             raise ConfigError("give steps or epochs, not both")
+        if not 0 < asked.epochs < math.inf:
+            raise ConfigError(f"epochs must be above 0, not {asked.epochs:g}")
         steps = max(1, round(asked.epochs * len(data.inputs) / (batch * asked.workers)))
     if asked.target is not None and not 0 < asked.target < 1:
         raise ConfigError(f"the target accuracy is a number between 0 and 1, not {asked.target}")
+    if asked.learning_rate is not None and not 0 < asked.learning_rate < math.inf:
+        raise ConfigError(f"the learning rate must be above 0, not {asked.learning_rate:g}")
     link = links.parse(asked.link)
     unmetered = [method for method in asked.methods if method in PYTORCH]
     if unmetered and not link.lab:
