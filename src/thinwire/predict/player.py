@@ -90,7 +90,7 @@ class Player:
         entries = self._entries(self.shapes)
         if entries > LARGEST_MODEL:
             raise ConfigError(
-                f"a model of {entries:,} parameters is too large to predict (the limit is {LARGEST_MODEL:,}): "
+                f"a model of {entries:,} parameters is too large to predict (at most {LARGEST_MODEL:,}): "
                 "take a part of its layers, and scale compute time and result"
             )
         self._check(gradients)

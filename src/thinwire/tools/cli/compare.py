@@ -130,8 +130,8 @@ def _show(records: Records, out: Path) -> None:
 
     setting = records.setting
     title = (
-        f"{setting.model} on {setting.dataset} ({setting.parameters:,} parameters), {setting.workers} workers, "
-        f"link {setting.link}; bytes and times per step and worker"
+        f"{setting.model} on {setting.dataset}, {setting.parameters:,} parameters, "
+        f"{setting.workers} workers, link {setting.link}; bytes and times per step and worker"
     )
     table(title, terminal.header(setting), terminal.rows(records))
     for one in records.runs:

@@ -63,11 +63,14 @@ def _show(findings: Findings, out: Path) -> None:
         fits = (phase.threshold, phase.gaussian_threshold, phase.laplace_threshold)
         thresholds = [fit(study.ratio) for fit in fits]
         selected = [f"{each:.3g} ({100 * phase.share_above(each):.2f} %)" for each in thresholds]
-        moments = (phase.deviation, phase.magnitude, phase.real_threshold)
+        moments = (phase.deviation, phase.real_threshold)
         name = f"{number + 1} of {len(findings.phases)}"
         rows.append((name, *(f"{value:.3g}" for value in moments), *selected))
-    header = ("part of the run", "deviation", "mean magnitude", "top-k", "learned", "Gaussian", "Laplace")
-    title = f"threshold of top-k at {100 * study.ratio:g} %, and the share that each threshold really selects"
+    header = ("part", "deviation", "top-k", "learned", "Gaussian", "Laplace")
+    title = (
+        f"the threshold of top-k at {100 * study.ratio:g} % in each part of the run, and estimates of it "
+        "with the share of entries that they would select"
+    )
     table(title, header, rows)
     share = findings.histogram_bytes / max(findings.gradient_bytes, 1)
     console().print(

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str, typer.Argument(help="Only this method, in full.")] = "",
+    name: Annotated[str, typer.Argument(help="The method to show in full.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the methods: options with their defaults, guarantees, bytes and reference."""
+    """List the methods; with a name, show its options, guarantees, bytes and paper."""
     with errors():
         from thinwire.methods.registry import parse
         from thinwire.tools.catalogue.descriptions import all_methods, describe
@@ -31,11 +31,9 @@ def methods(
 
 
 def _list(described: list[Description]) -> None:
-    rows = [
-        (one.name, one.defaults or "-", one.guarantees, one.bytes, one.reference or "-") for one in described
-    ]
-    header = ("name", "options", "guarantees", "bytes per step (n entries, k sent)", "reference")
-    table("methods; see `thinwire methods NAME` for more", header, rows, numbers=False)
+    rows = [(one.name, one.summary, one.bytes) for one in described]
+    header = ("name", "what it does", "bytes per step (n entries, k sent)")
+    table("thinwire methods NAME has options, guarantees and the paper", header, rows, numbers=False)
 
 
 def _show(one: Description) -> None:

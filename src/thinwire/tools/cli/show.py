@@ -43,17 +43,32 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def errors() -> Generator[None, None, None]:
-    """A usage error is one line and exit code 2, not a traceback; a lab that fails is exit code 1."""
+    """An error is one line, not a traceback: exit code 2 for a usage error, 1 for what fails later."""
     try:
         yield
-    except (ConfigError, LabError) as error:
+    except ConfigError as error:
         typer.echo(f"thinwire: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        raise typer.Exit(2) from None
+    except LabError as error:
+        typer.echo(f"thinwire: {error}", err=True)
+        raise typer.Exit(1) from None
+    except RuntimeError as error:
+        from thinwire.net.launch import WorkerFailedError
+
+        if not isinstance(error, WorkerFailedError):
+            raise
+        # The last line of a worker's traceback says what was wrong.
+        typer.echo(f"thinwire: a worker failed: {str(error).strip().splitlines()[-1]}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:  # a disk that is full, a folder that has gone
+        where = f" {error.filename}" if error.filename else ""
+        typer.echo(f"thinwire: {error.strerror or error}{where}", err=True)
+        raise typer.Exit(1) from None
 
 
 @contextmanager
 def progress(total: int | None) -> Generator[Callable[..., None], None, None]:
-    """Gives `advance(description, count, total=None)`; the bar goes to error output, if that is a terminal."""
+    """Gives `advance(description, count, total=None)`; without a terminal there is no bar."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield lambda *_: None

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire import log
 from thinwire.core.engine import Engine
 from thinwire.hosts.attach import attach
 from thinwire.hosts.auto import AutoSession
@@ -59,6 +60,7 @@ class Trainer:
 
 def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
     """Train, report every step and evaluation to the parent, and return the run as a whole."""
+    log.quiet()  # lines of workers would tear the progress bars apart
     data = load(setting.data)
     model = build(setting.model, data, seed, setting.hidden)
     compute = calibrate(model, data, setting)

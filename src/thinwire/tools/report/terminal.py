@@ -14,7 +14,7 @@ def header(setting: Setting) -> tuple[str, ...]:
     """With a target there are two columns more, and fewer details: the table fits into 100 columns."""
     if setting.target is not None:
         return ("method", setting.measure, "steps", "time", "sent", "wait", "step", "speed-up")
-    costs = ("sent", "rounds", "compute", "compress", "wait", "step", "speed-up")
+    costs = ("sent", "rounds", "compress", "wait", "step", "speed-up")
     return ("method", setting.measure, *costs)
 
 
@@ -39,7 +39,6 @@ def _cells(one: Summary, base: Summary, setting: Setting) -> tuple[str, ...]:
     details = (
         show(one.sent, per_step),
         show(one.rounds, "{:.2g}".format),
-        show(one.compute_seconds),
         show(one.compress_seconds),
     )
     return (
