@@ -182,7 +182,9 @@ def test_a_method_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.M
 def test_without_dense_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, "dense", "fp16")
     result = call("--parameters", "100k", "-m", "fp16")
-    assert result.exit_code != 0
+    assert result.exit_code == 1
+    assert result.output.startswith("thinwire: no prediction for dense")
+    assert len(result.output.strip().splitlines()) == 1
 
 
 def test_the_table_fits_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:

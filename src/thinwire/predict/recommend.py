@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire import predict
 from thinwire.core.exchange import Exchange
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.registry import list_methods, parse, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
@@ -126,9 +126,13 @@ def make_plan(
         try:
             profiles[method] = predict.profile_of(method, shapes, workers, host=host)
         except Exception as error:  # whatever it is: it must not cost the others their rows
-            if method == "dense":
-                raise
             failed[method] = f"{type(error).__name__}: {error}"
+            if method == "dense" and isinstance(error, ConfigError):
+                raise
+            if method == "dense":
+                raise ThinwireError(
+                    f"no prediction for dense, and so for no method: {failed[method]}"
+                ) from error
     dense = profiles["dense"]
     dense_seconds = dense.step_seconds(link, compute)
     rows: list[Row] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.errors import ConfigError, LabError
+from thinwire.errors import ConfigError, ThinwireError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ def errors() -> Generator[None, None, None]:
     except ConfigError as error:
         typer.echo(f"thinwire: {error}", err=True)
         raise typer.Exit(2) from None
-    except LabError as error:
+    except ThinwireError as error:
         typer.echo(f"thinwire: {error}", err=True)
         raise typer.Exit(1) from None
     except RuntimeError as error:
