@@ -128,7 +128,7 @@ def profile(
     overlap: bool = True,
     dense_below: int = 1024,
     gradients: Mapping[str, torch.Tensor] | None = None,
-    repeats: int = 5,
+    repeats: int = 10,
 ) -> Profile:
     """Run the method's own code for one worker among `workers`, and note operations and work.
 
@@ -150,7 +150,7 @@ def profile(
         return _profile(player, workers, repeats)
 
 
-def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int = 5) -> dict[int, Profile]:
+def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int = 10) -> dict[int, Profile]:
     """Like `profile` under DDP for several numbers of workers, without measuring the same one twice."""
     if min(counts, default=1) < 1:
         raise ConfigError(f"a group has one worker or more, not {min(counts)}")
