@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import Any
 
 import pytest
@@ -98,6 +99,29 @@ def test_only_a_part_of_a_large_model_is_played(monkeypatch: pytest.MonkeyPatch)
     assert [job.rounds[0].payload for job in found.steps[0]] == [4 * 360_000, *[4 * 7 * 2**20] * 3]
     assert set(played) == {360_000, 2 * 2**20}
     assert len(played) == 2 * 2  # one turn to warm up, one to measure
+
+
+@pytest.mark.parametrize(("load", "expected"), [(0.0, 3), (1000.0, 1)])
+def test_a_busy_machine_is_measured_with_one_thread(
+    load: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    run = Mirror.run
+
+    def watching(self: Mirror, *arguments: Any, **options: Any) -> Job:
+        seen.add(torch.get_num_threads())
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(Mirror, "run", watching)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        predict.profile("fp16", SHAPES, 4, repeats=1)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {expected}
 
 
 def test_ranges_that_reach_beyond_a_tensor_have_no_entries_there() -> None:

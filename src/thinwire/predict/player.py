@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ SMALL_SAMPLE = 2**14
 # Random entries; longer buckets repeat them.
 NOISE = 2**23
 # After this many seconds no further turn is measured: long turns vary little.
-LONG_ENOUGH = 0.2
+LONG_ENOUGH = 0.1
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,10 @@ class Player:
         Without repeats only the rounds are recorded, and the work after the last one is not done.
         """
         sample = self._sample(WHOLE_SAMPLE if self.whole else SAMPLE)
-        found = [self._as_leader(sample, workers, step, repeats) for step in self._different_steps(workers)]
+        with _one_thread_if_busy():
+            found = [
+                self._as_leader(sample, workers, each, repeats) for each in self._different_steps(workers)
+            ]
         steps = tuple(each.jobs_of(sample) for each in found)
         return steps, found[0].session.reconcile_every
 
@@ -260,6 +264,20 @@ class Player:
         copies = [(name, tensor.clone()) for name, tensor in session.engine.parameters.items()]
         own = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
         return Mirror(own.rank_info).run(own.reconciliation())
+
+
+@contextlib.contextmanager
+def _one_thread_if_busy() -> Generator[None, None, None]:
+    """On a busy machine threads mostly wait for each other: one thread alone is closer to the real work."""
+    threads = torch.get_num_threads()
+    busy = threads > 1 and os.getloadavg()[0] > (os.cpu_count() or 1)
+    if busy:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if busy:
+            torch.set_num_threads(threads)
 
 
 @lru_cache(maxsize=1)
