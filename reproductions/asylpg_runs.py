@@ -6,13 +6,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import torch
 
+from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
+from thinwire.tools.workloads.data import find
 
 # The first ones have as many bits as the rule for mu = 0.5 asks for; the last three as few as still converge.
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -120,11 +122,20 @@ def linear_set(data: Path | None, name: str) -> tuple[Any, Any]:
         matrix: Any = sparse.csr_matrix(images.inputs.flatten(1).numpy().astype(np.float64))
         labels = np.where(images.targets.numpy() % 2 == 0, 1.0, -1.0)
     else:
-        from thinwire.tools.workloads.data import svmlight
-
         matrix, labels = svmlight(data, name)
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(1))).ravel()
     return sparse.csr_matrix(sparse.diags_array(1.0 / np.maximum(lengths, 1e-12)) @ matrix), labels
+
+
+def svmlight(data: Path, name: str) -> tuple[Any, Any]:
+    """A sparse set of the LIBSVM collection: a CSR matrix, and labels of -1 and +1."""
+    from sklearn import datasets
+
+    path = find(data / "libsvm", name)
+    matrix, labels = cast(Any, datasets).load_svmlight_file(str(path))
+    if len(np.unique(labels)) != 2:
+        raise ConfigError(f"{path}: labels of two classes are needed")
+    return matrix.tocsr(), np.where(labels == labels.max(), 1.0, -1.0)
 
 
 def least_objective(matrix: Any, labels: Any) -> float:

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,25 @@ def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text("all work and no play makes a dull day. " * 60)
     return path
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    found = datasets.load_digits()
+    images = torch.tensor(found.data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    labels = torch.tensor(found.target)
+    test = torch.arange(len(images)) % 5 == 0
+    data = load("digits")
+    assert torch.equal(data.inputs, images[~test])
+    assert torch.equal(data.targets, labels[~test])
+    assert torch.equal(data.test_inputs, images[test])
+    assert torch.equal(data.test_targets, labels[test])
+
+
+def test_the_digits_state_their_origin_and_licence() -> None:
+    text = files("thinwire.tools.workloads").joinpath("digits.txt").read_text()
+    for words in ("Optical Recognition of Handwritten Digits", "Alpaydin", "Kaynak", "CC BY 4.0"):
+        assert words in text
 
 
 def test_mnist_files_gzipped_or_not(mnist_folder: Path) -> None:

@@ -21,3 +21,9 @@ def _make_visible() -> None:
     if not _log.hasHandlers():  # a program without logging of its own must see these lines too
         _log.addHandler(logging.StreamHandler())
         _log.setLevel(logging.INFO)
+
+
+def quiet() -> None:
+    """Only warnings from now on, for a process whose results are shown elsewhere."""
+    _make_visible()
+    _log.setLevel(logging.WARNING)

@@ -17,8 +17,10 @@ import thinwire
 from benchmarks.cli import bench
 from reproductions.cli import app as reproductions
 from reproductions.method_pages import write_pages
+from tests.report.made import made
 from thinwire.__main__ import NEEDED
 from thinwire.tools.cli import app
+from thinwire.tools.compare.records import to_lines
 
 
 def call(*arguments: str, command: typer.Typer = app):
@@ -73,11 +75,111 @@ def test_a_wrong_method_is_one_line_and_exit_code_2(method: str, expected: str) 
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_without_scikit_learn_compare_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    result = call("compare", "--steps", "1")
-    assert result.exit_code == 2
-    assert "pip install 'thinwire[demo]'" in result.output
+def test_no_command_needs_scikit_learn_or_scipy(tmp_path: Path) -> None:
+    """Not even the digits: they come with the package."""
+    script = f"""
+import sys
+sys.modules["sklearn"] = sys.modules["scipy"] = None
+from thinwire.__main__ import main
+from thinwire.tools.workloads import load
+assert len(load("digits").inputs) == 1437
+for arguments in (["methods"], ["plan", "--parameters", "5k", "-m", "fp16"],
+                  ["report", "--no-predict", {str(_records(tmp_path))!r}]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _records(folder: Path) -> Path:
+    path = folder / "records.jsonl"
+    path.write_bytes(to_lines(made()))
+    return path
+
+
+def test_no_extra_brings_scikit_learn_but_that_of_developers() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needing = [
+        name for name, needs in extras["optional-dependencies"].items() if "scikit-learn" in str(needs)
+    ]
+    assert needing == ["dev"]
+    assert "scikit-learn" not in str(extras["dependencies"])
+
+
+def test_version_is_printed_without_torch() -> None:
+    script = """
+import sys
+from thinwire.__main__ import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+sys.exit(", ".join({"torch", "numpy", "numba"} & sys.modules.keys()) or 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"thinwire {thinwire.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "--out", "{file}/folder"),
+        ("gradients", "--out", "{file}/page.html"),
+        ("gradients", "--out", "{folder}"),
+        ("gradients", "--json", "{file}/numbers.json"),
+        ("report", "{records}", "--out", "{file}/page.html"),
+        ("report", "{records}", "--picture", "{folder}"),
+    ],
+)
+def test_what_cannot_be_written_is_noticed_before_anything_is_computed(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from thinwire.tools import gradients, report
+    from thinwire.tools.compare import runner
+
+    def computed(*_: object, **__: object) -> None:
+        raise AssertionError("computed")
+
+    for module, name in ((runner, "run"), (gradients, "run"), (report, "write")):
+        monkeypatch.setattr(module, name, computed)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    places = {"file": tmp_path / "file", "folder": tmp_path, "records": _records(tmp_path)}
+    before = sorted(tmp_path.iterdir())
+    result = call(*(argument.format(**places) for argument in arguments))
+    assert result.exit_code == 2, result.output
+    assert "cannot write" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    after = [path for path in sorted(tmp_path.iterdir()) if path.name != "out"]
+    assert after == before
+
+
+def test_a_worker_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from thinwire.net.launch import WorkerFailedError
+    from thinwire.tools import gradients
+
+    def failed(*_: object) -> None:
+        raise WorkerFailedError("rank 1:\nTraceback\n  File x\nMemoryError: no memory left\n")
+
+    monkeypatch.setattr(gradients, "run", failed)
+    result = call("gradients", "--out", str(tmp_path / "page.html"))
+    assert result.exit_code == 1
+    assert result.output == "thinwire: a worker failed: MemoryError: no memory left\n"
+
+
+@pytest.mark.parametrize("arguments", [("methods",), ("methods", "topk"), ("compare", "--help")])
+def test_texts_fit_100_columns(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    output = call(*arguments).output
+    assert max(map(len, output.splitlines())) <= 100
+    assert "…" not in output
 
 
 def test_the_extra_is_what_the_command_looks_for() -> None:

@@ -5,14 +5,21 @@ import json
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from tests.report.made import Entrant, made
 from thinwire.errors import ConfigError
+from thinwire.hosts.auto import CANDIDATES
 from thinwire.tools.cli import app
+from thinwire.tools.cli.show import table
+from thinwire.tools.compare import runner
 from thinwire.tools.compare.records import Evaluation, Records, Step, read, to_lines, write_csv
 from thinwire.tools.compare.runner import Observer, run
-from thinwire.tools.compare.settings import Comparison
+from thinwire.tools.compare.settings import Comparison, prepare
 from thinwire.tools.report import terminal
+from thinwire.tools.report.comparison import build
 
 # The third diverges at once: what is learned from it must not cost the others their runs.
 METHODS = ["dense", "topk(ratio=0.05)", "localsgd(every=4)"]
@@ -120,14 +127,53 @@ def test_the_table_has_a_row_for_each(finished: tuple[Records, Path, Seen], tmp_
 
 
 def test_a_method_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
-    # DGC brings its own momentum and Adam has one, too: refused on every rank.
-    asked = Comparison(
-        ["dense", "dgc(ratio=0.1)"], workers=2, link="none", steps=2, optimizer="adam", hidden=(64,)
-    )
-    records = run(asked, tmp_path)
+    # DGC brings its own momentum and Adam has one, too: refused on every rank, if nobody has checked before.
+    asked = Comparison(["dense", "dgc(ratio=0.1)"], workers=2, link="none", steps=2, hidden=(64,))
+    records = run(asked, tmp_path, setting=replace(prepare(asked), optimizer="adam"))
     assert records.runs[0].failed is None
     assert "momentum" in (records.runs[1].failed or "")
     assert "failed" in terminal.rows(records)[1][0]
+
+
+def test_auto_is_a_row_that_names_its_choice(tmp_path: Path) -> None:
+    asked = Comparison(["dense", "auto"], workers=2, link="5mbit", steps=8, hidden=(64, 64))
+    records = run(asked, tmp_path)
+    dense, auto = records.runs
+    assert (dense.failed, auto.failed) == (None, None)
+    assert dense.chosen is None
+    assert auto.chosen in CANDIDATES
+    assert auto.chosen != "dense"
+    assert terminal.rows(records)[1][0] == f"auto: {auto.chosen}"
+    assert read(tmp_path / "records.jsonl") == records
+    report = build(records)
+    assert f"chose {escape(auto.chosen)}." in report
+    assert "These methods cannot be predicted" not in report
+
+
+@pytest.mark.parametrize(
+    "method", ["fp16", "qsgd(bits=4)", "topk(ratio=0.05)", "powersgd", "diloco(every=4)"]
+)
+def test_adamw_goes_with_every_kind_of_method(method: str, tmp_path: Path) -> None:
+    asked = Comparison([method], workers=2, link="none", steps=4, optimizer="adamw", hidden=(64,))
+    (one,) = run(asked, tmp_path).runs
+    assert one.failed is None
+    assert one.steps == 4
+
+
+@pytest.mark.parametrize("target", [None, 0.9])
+def test_the_table_fits_100_columns(
+    target: float | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    names = ("dense", "powersgd(rank=2)", "auto: scalecom(ratio=0.01)", "pqasgd(every=8, bits=4)")
+    records = made(tuple(Entrant(name, 1 / 3, 0.123) for name in names), target=target, measure="perplexity")
+    table("title", terminal.header(records.setting), terminal.rows(records))
+    output = capsys.readouterr().out
+    lines = [line.rstrip() for line in output.splitlines()]
+    assert max(map(len, lines)) <= 100
+    assert "…" not in output
+    (header,) = [line for line in lines if "speed-up" in line]
+    assert header.endswith("speed-up")
 
 
 def test_a_target_ends_the_run(tmp_path: Path) -> None:
@@ -146,6 +192,14 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert [row["method"] for row in json.loads(result.stdout)] == ["dense", "fp16"]
     for name in ("records.jsonl", "runs.csv", "report.html"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+def test_nothing_but_failures_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = made((Entrant("dense", 1.0, 0.0, fails_at=3),))
+    monkeypatch.setattr(runner, "run", lambda *_: failed)
+    result = CliRunner().invoke(app, ["compare", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "dense (failed)" in result.stdout
 
 
 def test_a_usage_error_is_one_line() -> None:

@@ -42,12 +42,32 @@ def test_an_unknown_method_is_named() -> None:
         ({"target": 97.0}, "between 0 and 1"),
         ({"steps": 5, "epochs": 1.0}, "not both"),
         ({"methods": ["pytorch"]}, "lab:RATE"),
+        ({"learning_rate": 0.0}, "learning rate must be above 0"),
+        ({"epochs": 0.0}, "epochs must be above 0"),
+        ({"methods": ["dense", "auto"], "steps": 5}, "auto measures 5 steps"),
+        (
+            {"methods": ["dgc(ratio=0.01)"], "optimizer": "adamw"},
+            "keeps the momentum itself: give --optimizer",
+        ),
+        ({"methods": ["lag(rule='wk')"], "optimizer": "adam"}, "a rule for SGD: give --optimizer sgd"),
     ],
 )
 def test_usage_errors_are_raised_before_anything_starts(changes: dict[str, object], words: str) -> None:
     asked = Comparison(**{"methods": ["dense"], **changes})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         prepare(asked)
+
+
+def test_another_optimizer_gets_another_learning_rate() -> None:
+    rates = [
+        prepare(Comparison(["dense"], optimizer=name)).learning_rate for name in ("sgd", "adam", "adamw")
+    ]
+    assert rates == [0.1, 0.002, 0.002]
+    assert prepare(Comparison(["dense"], optimizer="adamw", learning_rate=0.5)).learning_rate == 0.5
+
+
+def test_auto_is_a_method_beside_others() -> None:
+    assert resolve_methods(["auto,topk"]) == ["dense", "auto", "topk(ratio=0.01)"]
 
 
 def test_epochs_become_steps() -> None:

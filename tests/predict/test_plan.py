@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from thinwire import ConfigError, parse
+from thinwire import ConfigError, PayloadError, parse, predict
 from thinwire.net.costs import Link
 from thinwire.predict import recommend as planning
 from thinwire.tools.cli import app
@@ -50,7 +51,7 @@ def test_rows_are_sorted_and_compared_with_dense() -> None:
     ("method", "reason"),
     [
         ("a2sgd(average_every=32)", "replicas drift"),
-        ("dgc(ratio=0.01)", "owns the momentum"),
+        ("dgc(ratio=0.01)", "keeps the momentum itself"),
         ("topk(ratio=0.0001)", "not in our table"),
         ("topk(ratio=0.01)", None),
         ("dense", None),
@@ -139,6 +140,10 @@ def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--model", "no_such_module:f"), "cannot be imported"),
         (("--shapes", "3x"), "is not a shape"),
         (("--parameters", "100", "--link", "fast"), "100mbit"),
+        (("--parameters", "100", "--link", "lab:100mbit"), "write 100mbit instead of lab:100mbit"),
+        (("--parameters", "100", "-m", "localsgd"), "localsgd averages parameters"),
+        (("--parameters", "100", "-m", "auto"), "auto chooses by a plan itself"),
+        (("--parameters", "1000B"), "too large to predict"),
         (("--parameters", "100", "--workers", "1"), "two workers or more"),
         (("--parameters", "100", "-m", "tpok"), "did you mean 'topk'"),
         (("--parameters", "100", "--step-time", "5"), "such as 50ms"),
@@ -150,6 +155,49 @@ def test_a_wrong_question_is_answered_in_one_line(arguments: tuple[str, ...], sa
     assert result.exit_code == 2
     assert said in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *methods: str) -> None:
+    really = predict.profile_of
+
+    def profile_of(method: str, *arguments: Any, **options: Any) -> predict.Profile:
+        if method in methods:
+            raise PayloadError("payload from rank 1 has 0 bytes")
+        return really(method, *arguments, **options)
+
+    monkeypatch.setattr(predict, "profile_of", profile_of)
+
+
+def test_a_method_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "fp16")
+    result = call("--parameters", "100k", "-m", "fp16,topk")
+    assert result.exit_code == 0, result.output
+    assert "No prediction for fp16: PayloadError: payload from rank 1 has 0 bytes" in result.output
+    assert "Recommended: topk(ratio=0.01)" in result.output
+    record = json.loads(call("--parameters", "100k", "-m", "fp16,topk", "--json").output)
+    assert record["failed"] == {"fp16": "PayloadError: payload from rank 1 has 0 bytes"}
+    assert {row["method"] for row in record["rows"]} == {"dense", "topk(ratio=0.01)"}
+
+
+def test_without_dense_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "dense", "fp16")
+    result = call("--parameters", "100k", "-m", "fp16")
+    assert result.exit_code == 1
+    assert result.output.startswith("thinwire: no prediction for dense")
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_the_table_fits_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    chosen = "a2sgd,heavyball,gaussiank,randomblock(ratio=0.1),signsgd"
+    result = call("--parameters", "3M", "--link", "1gbit", "--step-time", "200ms", "-m", chosen)
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    lines = [line.rstrip() for line in result.output.splitlines()]
+    (header,) = [line for line in lines if "pays below" in line]
+    assert header.endswith("compress")
+    assert "a2sgd(average_every=32)" in result.output
+    assert "  - keeps the momentum itself: heavyball(momentum=0.9)" in lines
 
 
 def test_probe_under_torchrun() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from tests.laws.cohort import Cohort
 from thinwire import ConfigError, list_methods, parse, predict
 from thinwire.net import costs
 from thinwire.net.costs import Link
-from thinwire.predict import timeline
-from thinwire.predict.mirror import Job, Round
+from thinwire.predict import player, timeline
+from thinwire.predict.mirror import Job, Mirror, Round
 
 SHAPES = {"first": (60, 50), "bias": (60,), "second": (40, 60), "head": (10, 40)}
 LINK = Link(latency=1e-3, bandwidth=1e6)
@@ -47,6 +49,85 @@ def test_one_rank_that_stands_for_all_sees_what_all_see(method: str) -> None:
         handed = sum(r.payload for r in rounds)
         # Random choices are each rank's own: their payloads differ by a few entries.
         assert handed == pytest.approx(payload, rel=0.05 if played.data_dependent else 0.01)
+
+
+@pytest.mark.parametrize("method", list_methods())
+def test_every_method_can_be_predicted_for_any_number_of_workers(method: str) -> None:
+    """At 8 workers the uploads of some methods are collected by one rank, which sends none itself."""
+    for size in (2, 3, 8):
+        played = predict.profile(method, SHAPES, size, repeats=1)
+        assert played.sent_bytes > 0
+        assert played.step_seconds(LINK) > 0
+
+
+def test_a_rank_that_collects_is_given_what_the_others_send() -> None:
+    found = predict.profile("laq(bits=4)", SHAPES, 8, repeats=1)
+    (collected,) = [r for job in found.steps[0] for r in job.rounds if r.operation == "all_to_all"]
+    entries = sum(math.prod(shape) for shape in SHAPES.values())
+    assert collected.payload == 0
+    assert collected.received == pytest.approx(7 * entries / 2, rel=0.2)  # 4 bits each, and control messages
+
+
+@pytest.mark.parametrize("method", ["dense", "topk(ratio=0.01)", "qsgd(bits=4)", "powersgd(rank=4)", "lag"])
+def test_a_part_stands_for_a_large_model(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes are those of playing all of it, and work is counted for all of it."""
+    shapes = {f"layer {number}": (300, 200) for number in range(12)}
+    whole = predict.profile(method, shapes, 4)
+    monkeypatch.setattr(player, "SAMPLE", 100_000)
+    monkeypatch.setattr(player, "WHOLE_SAMPLE", 100_000)
+    part = predict.profile(method, shapes, 4)
+    assert part.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.01)
+    assert part.received_bytes == pytest.approx(whole.received_bytes, rel=0.01)
+    assert (part.rounds, part.hops) == (whole.rounds, whole.hops)
+    assert [len(jobs) for jobs in part.steps] == [len(jobs) for jobs in whole.steps]
+    assert part.compression_seconds > whole.compression_seconds / 4
+
+
+def test_only_a_part_of_a_large_model_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of seven equal layers for the buckets with seven, the last bucket and its other shape whole."""
+    played: list[int] = []
+    run = Mirror.run
+
+    def counting(self: Mirror, *arguments: Any, **options: Any) -> Job:
+        job = run(self, *arguments, **options)
+        played.append(sum(op.tensor.numel() for op in self.operations[arguments[1]]))
+        return job
+
+    monkeypatch.setattr(Mirror, "run", counting)
+    shapes = {f"layer {number}": (1024, 1024) for number in range(21)} | {"head": (600, 600)}
+    found = predict.profile("dense", shapes, 8, repeats=1)
+    assert [job.rounds[0].payload for job in found.steps[0]] == [4 * 360_000, *[4 * 7 * 2**20] * 3]
+    assert set(played) == {360_000, 2 * 2**20}
+    assert len(played) == 2 * 2  # one turn to warm up, one to measure
+
+
+@pytest.mark.parametrize(("load", "expected"), [(0.0, 3), (1000.0, 1)])
+def test_a_busy_machine_is_measured_with_one_thread(
+    load: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    run = Mirror.run
+
+    def watching(self: Mirror, *arguments: Any, **options: Any) -> Job:
+        seen.add(torch.get_num_threads())
+        return run(self, *arguments, **options)
+
+    monkeypatch.setattr(Mirror, "run", watching)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        predict.profile("fp16", SHAPES, 4, repeats=1)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {expected}
+
+
+def test_ranges_that_reach_beyond_a_tensor_have_no_entries_there() -> None:
+    """882,660 entries for 8 ranks: the last range is four entries short, and nobody may send these."""
+    for repeats in (1, 8):
+        predict.profile("topk(ratio=0.01, reduce='split')", {"layer": (940, 939)}, 8, repeats=repeats)
 
 
 def test_bytes_of_a_thousand_workers_without_a_thousand_workers() -> None:
@@ -184,7 +265,7 @@ def test_speed_up_falls_with_the_bandwidth() -> None:
     [
         (("tpok", SHAPES, 4), "did you mean 'topk'"),
         (("topk", SHAPES, 0), "one worker or more"),
-        (("topk", {"w": (10**6, 10**6)}, 4), "more than can be played"),
+        (("topk", {"w": (10**6, 10**6)}, 4), "too large to predict"),
     ],
 )
 def test_what_cannot_be_predicted_says_so(arguments: tuple, expected: str) -> None:

@@ -2,13 +2,15 @@
 
 So a single program shows the operations of a method among a thousand ranks, and how long a rank works between
 them, without a thousand programs. If the length of a payload depends on the data, it is the length for this
-rank's data.
+rank's data. Where ranks have different parts to play (one collects what the others send), a second rank is
+played up to that operation, and `Blocks` keeps what it sends.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +23,10 @@ from thinwire.net.rank_info import RankInfo
 # Up to this many bytes gathered blocks get memory of their own, as on a real network: reading a small block
 # from the cache again and again would make decoding look cheaper than it is.
 OWN_MEMORY = 2**26
+# Shorter payloads, such as flags, do not grow with the model.
+SMALL_BYTES = 256
+
+Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllToAll
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,42 @@ class Job:
         return sum(each.work for each in self.rounds) + self.closing + self.finish
 
 
+def _round(op: Operation, work: float, rank_info: RankInfo) -> Round:
+    cost, length = cost_on_gloo(op, rank_info)
+    return Round(op.name, work, length, cost.sent, cost.received, cost.hops)
+
+
+def grown(job: Job, operations: Sequence[Operation], factor: float, rank_info: RankInfo) -> Job:
+    """The same job, of these operations, for `factor` times as many entries."""
+    if factor == 1.0:
+        return job
+    rounds = tuple(
+        _round(_grown(op, factor), factor * each.work, rank_info)
+        for op, each in zip(operations, job.rounds, strict=True)
+    )
+    return replace(job, rounds=rounds, closing=factor * job.closing, finish=factor * job.finish)
+
+
+def _grown(op: Operation, factor: float) -> Operation:
+    """The operation without its data, `factor` times as long."""
+
+    def length(count: int) -> int:
+        return count if count < SMALL_BYTES else round(factor * count)
+
+    def block(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(length(tensor.numel()), dtype=tensor.dtype, device="meta")
+
+    match op:
+        case frames.AllReduce():
+            return replace(op, tensor=block(op.tensor))
+        case frames.AllGather() | frames.Broadcast():
+            return replace(op, block=block(op.block))
+        case frames.AllToAll():
+            blocks = {id(each): block(each) for each in op.blocks}  # a gather sends one block to all
+            receive = tuple(map(length, op.receive))
+            return replace(op, blocks=tuple(blocks[id(each)] for each in op.blocks), receive=receive)
+
+
 class ElsewhereError(Exception):
     """A broadcast comes from another rank, whose block this one cannot know: play that rank instead."""
 
@@ -65,16 +107,32 @@ class ElsewhereError(Exception):
         self.src = src
 
 
+class UnknownBlockError(Exception):
+    """In an all-to-all another rank sends what this one does not: play that rank up to there first."""
+
+    def __init__(self, src: int) -> None:
+        super().__init__(src)
+        self.src = src
+
+
+Blocks = dict[tuple[int, int], dict[int, tuple[torch.Tensor, ...]]]
+"""What ranks have sent in an all-to-all: by program and number of the operation, then by rank."""
+
+
 class Mirror:
-    """Runs one rank's program in a group whose other ranks hold the same data."""
+    """Runs one rank's programs in a group whose other ranks hold the same data."""
 
-    def __init__(self, rank_info: RankInfo) -> None:
+    def __init__(self, rank_info: RankInfo, sent: Blocks | None = None) -> None:
         self.rank_info = rank_info
+        self._sent: Blocks = {} if sent is None else sent
         self._broadcast: torch.Tensor | None = None
+        self.operations: dict[int, list[Operation]] = {}
+        """By program: the operations of its last run, without their data."""
 
-    def run(self, program: Program, *, to_the_end: bool = True) -> Job:
-        """The rounds of the program; with `to_the_end=False` it stops before its commit."""
+    def run(self, program: Program, number: int = 0, *, to_the_end: bool = True) -> Job:
+        """The rounds of the program with this number; with `to_the_end=False` it stops before its commit."""
         rounds: list[Round] = []
+        self.operations[number] = []
         closing, commits = 0.0, False
         answer: object = None
         try:
@@ -91,13 +149,13 @@ class Mirror:
                         return Job(tuple(rounds), work, True, 0.0)
                     closing, commits, answer = work, True, request.finite
                     continue
-                cost, length = cost_on_gloo(request, self.rank_info)
-                rounds.append(Round(request.name, work, length, cost.sent, cost.received, cost.hops))
-                answer = self._answer(request)
+                rounds.append(_round(request, work, self.rank_info))
+                self.operations[number].append(_grown(request, 1.0))
+                answer = self._answer(request, (number, len(rounds)))
         finally:
             program.close()
 
-    def _answer(self, op: frames.Primitive) -> object:
+    def _answer(self, op: frames.Primitive, key: tuple[int, int]) -> object:
         size = self.rank_info.size
         match op:
             case frames.AllReduce():
@@ -108,11 +166,23 @@ class Mirror:
             case frames.Broadcast():
                 return self._from(op)
             case frames.AllToAll():
-                mine = op.blocks[self.rank_info.rank]
-                apart = size * mine.numel() <= OWN_MEMORY
-                return [mine.clone() if apart else mine for _ in range(size)]
+                self._sent.setdefault(key, {})[self.rank_info.rank] = op.blocks
+                apart = sum(op.receive) <= OWN_MEMORY
+                blocks = [self._block(op, key, src) for src in range(size)]
+                return [block.clone() if apart else block for block in blocks]
             case frames.Commit():
                 return op.finite
+
+    def _block(self, op: frames.AllToAll, key: tuple[int, int], src: int) -> torch.Tensor:
+        """What rank `src` sends to this one: what this rank sends to itself, or what another one has sent."""
+        me, length = self.rank_info.rank, op.receive[src]
+        senders = self._sent[key]
+        for rank in (me, *senders):
+            if senders[rank][me].numel() == length:
+                return senders[rank][me]
+        if length == 0:
+            return op.blocks[me][:0]
+        raise UnknownBlockError(src)
 
     def _from(self, op: frames.Broadcast) -> torch.Tensor:
         """This rank's own block; for the block of another rank, what this rank has broadcast before."""

@@ -1,39 +1,28 @@
-"""A step of a method on a model: its operations exactly, its work as measured here."""
+"""A step of a method on a model: its operations and bytes, and its work as measured here."""
 
 from __future__ import annotations
 
 import logging
 import math
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from thinwire.core.channel import Program
-from thinwire.core.routing import View
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse_exchange
 from thinwire.net.costs import Link
-from thinwire.net.rank_info import RankInfo
-from thinwire.predict.buckets import Shapes, ddp_buckets
-from thinwire.predict.mirror import ElsewhereError, Job, Mirror, Round
+from thinwire.predict.buckets import Shapes
+from thinwire.predict.mirror import Job, Round
+from thinwire.predict.player import Host, Player
 from thinwire.predict.timeline import Compute, Driver, step_seconds, transfer_seconds
-from thinwire.sessions.gradient import Session
-from thinwire.sessions.preparation import prepare_for
-
-Host = Literal["ddp", "average"]
 
 # With more workers than this the decoding is not run, but extrapolated from these two.
 MEASURED_WORKERS = (16, 64)
 # Only the work before or after these can grow with the number of workers: pieces for all, blocks of all.
 GROWING = ("all_gather", "all_to_all")
-# Late enough for every warm-up to be over; two of them, for methods that alternate.
-STEPS = (1_000_000, 1_000_001)
-SHIFT = 7_919
-LARGEST_MODEL = 300_000_000
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ def profile(
     overlap: bool = True,
     dense_below: int = 1024,
     gradients: Mapping[str, torch.Tensor] | None = None,
-    repeats: int = 5,
+    repeats: int = 10,
 ) -> Profile:
     """Run the method's own code for one worker among `workers`, and note operations and work.
 
@@ -150,23 +139,23 @@ def profile(
         host: "ddp" (buckets, during the backward pass) or "average" (`Session.average`, after it).
         overlap, dense_below: as for `attach`.
         gradients: for methods whose bytes depend on the data; normally distributed ones otherwise.
-        repeats: measured steps, of which the median counts.
+        repeats: measured steps, of which the shortest counts; fewer if the steps are long.
     """
     if workers < 1:
         raise ConfigError(f"a group has one worker or more, not {workers}")
     with _without_notices():
-        player = _Player(
+        player = Player(
             method, shapes, host=host, overlap=overlap, dense_below=dense_below, gradients=gradients
         )
         return _profile(player, workers, repeats)
 
 
-def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int = 5) -> dict[int, Profile]:
+def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int = 10) -> dict[int, Profile]:
     """Like `profile` under DDP for several numbers of workers, without measuring the same one twice."""
     if min(counts, default=1) < 1:
         raise ConfigError(f"a group has one worker or more, not {min(counts)}")
     with _without_notices():
-        player = _Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None)
+        player = Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None)
         known: dict[int, Profile] = {}
         for count in sorted(counts):
             known[count] = _profile(player, count, repeats, known)
@@ -185,16 +174,30 @@ def _without_notices() -> Generator[None, None, None]:
 
 
 def _profile(
-    player: _Player, workers: int, repeats: int, known: Mapping[int, Profile] | None = None
+    player: Player, workers: int, repeats: int, known: Mapping[int, Profile] | None = None
 ) -> Profile:
     if workers <= MEASURED_WORKERS[-1]:
-        return player.play(workers, repeats)
+        return _played(player, workers, repeats)
     known = known or {}
-    few, many = (known.get(count) or player.play(count, repeats) for count in MEASURED_WORKERS)
-    only_rounds = player.play(workers, 0)
+    few, many = (known.get(count) or _played(player, count, repeats) for count in MEASURED_WORKERS)
+    only_rounds = _played(player, workers, 0)
     if _kinds(few) == _kinds(many) == _kinds(only_rounds):
         return _extrapolated(few, many, only_rounds)
-    return player.play(workers, 1)
+    return _played(player, workers, 1)
+
+
+def _played(player: Player, workers: int, repeats: int) -> Profile:
+    steps, every = player.play(workers, repeats)
+    return Profile(
+        str(player.exchange),
+        workers,
+        steps,
+        player.shares,
+        player.driver,
+        None if every is None else player.reconciliation(workers),
+        every,
+        player.data_dependent,
+    )
 
 
 def _kinds(found: Profile) -> list[list[list[str]]]:
@@ -223,141 +226,3 @@ def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
         for jobs in zip(few.steps, many.steps, asked.steps, strict=True)
     )
     return replace(asked, steps=steps)
-
-
-class _Player:
-    """One worker of a method on a model of these shapes, with fixed gradients."""
-
-    def __init__(
-        self,
-        method: str,
-        shapes: Shapes,
-        *,
-        host: Host,
-        overlap: bool,
-        dense_below: int,
-        gradients: Mapping[str, torch.Tensor] | None,
-    ) -> None:
-        self.exchange = parse_exchange(method)
-        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.dense_below = dense_below
-        entries = sum(math.prod(shape) for shape in self.shapes.values())
-        if entries > LARGEST_MODEL:
-            raise ConfigError(
-                f"{entries:,} parameters are more than can be played here ({LARGEST_MODEL:,}): predict for "
-                "a part of the layers and scale compute time and result"
-            )
-        traits = self.exchange.traits
-        if host == "average":
-            self.driver: Driver = "blocking"
-            self.buckets = [list(self.shapes)]
-        else:
-            self.driver = "blocking" if not overlap else "direct" if traits.single_mean else "lanes"
-            self.buckets = ddp_buckets(self.shapes)
-        self.gradients = _gradients(self.shapes, gradients)
-        sizes = [sum(math.prod(self.shapes[name]) for name in bucket) for bucket in self.buckets]
-        self.shares = tuple(size / max(1, entries) for size in sizes)
-        if traits.scope == "model":
-            self.shares = (1.0,)
-        session = Session(
-            self._parameters(), self.exchange, rank_info=RankInfo(0, 1), dense_below=dense_below
-        )
-        self.data_dependent = session.payload_bytes() is None
-        prepare_for(session.engine.exchanges, loud=False)
-
-    def _parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Any numbers will do: the gradients themselves."""
-        return [(name, self.gradients[name].view(shape)) for name, shape in self.shapes.items()]
-
-    def play(self, workers: int, repeats: int) -> Profile:
-        """Without repeats only the rounds are recorded, and the work after the last one is not done."""
-        found: list[tuple[Job, ...]] = []
-        session: Session | None = None
-        for step in STEPS[:1] if self.exchange.traits.payload == "fixed" else STEPS:
-            session, jobs = self._as_leader(workers, step, repeats)
-            if not found or _costs(jobs) != _costs(found[0]):
-                found.append(jobs)
-        assert session is not None
-        every = session.reconcile_every
-        return Profile(
-            str(self.exchange),
-            workers,
-            tuple(found),
-            self.shares,
-            self.driver,
-            None if every is None else self._reconciliation(workers),
-            every,
-            self.data_dependent,
-        )
-
-    def _as_leader(self, workers: int, step: int, repeats: int) -> tuple[Session, tuple[Job, ...]]:
-        rank = 0
-        for _ in range(2):
-            session = Session(
-                self._parameters(),
-                self.exchange,
-                rank_info=RankInfo(rank, workers),
-                dense_below=self.dense_below,
-            )
-            session.engine.step = step
-            try:
-                return session, self._played(session, repeats)
-            except ElsewhereError as elsewhere:
-                rank = elsewhere.src
-        raise AssertionError(f"{self.exchange}: every rank waits for another one's broadcast")
-
-    def _played(self, session: Session, repeats: int) -> tuple[Job, ...]:
-        mirror = Mirror(session.rank_info)
-        if not repeats:
-            return tuple(mirror.run(each, to_the_end=False) for each in self._programs(session, 0))
-        played = [
-            tuple(mirror.run(each) for each in self._programs(session, turn)) for turn in range(repeats + 1)
-        ]
-        # The first one makes states and workspaces.
-        return tuple(_median(same) for same in zip(*played[1:], strict=True))
-
-    def _programs(self, session: Session, turn: int) -> Generator[Program, None, None]:
-        """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
-        cpu = torch.device("cpu")
-        views: list[View] = []
-        for bucket in self.buckets:
-            buffer = torch.cat([self.gradients[name].roll(SHIFT * turn) for name in bucket])
-            views.append(View(session.engine.layout(bucket, cpu), buffer, buffer))
-        if session.method.traits.scope == "model":
-            yield session.engine.program(views)
-            return
-        for view in views:
-            yield session.engine.program([view])
-
-    def _reconciliation(self, workers: int) -> Job:
-        copies = [(name, tensor.clone()) for name, tensor in self._parameters()]
-        session = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
-        return Mirror(session.rank_info).run(session.reconciliation())
-
-
-def _gradients(shapes: Shapes, given: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
-    if given is None:
-        rng = torch.Generator().manual_seed(0)
-        return {name: torch.randn(math.prod(shape), generator=rng) for name, shape in shapes.items()}
-    for name, shape in shapes.items():
-        if name not in given or tuple(given[name].shape) != tuple(shape):
-            raise ConfigError(f"gradients must have {name!r} with the shape {tuple(shape)}")
-    return {name: given[name].detach().float().contiguous().view(-1) for name in shapes}
-
-
-def _costs(jobs: Sequence[Job]) -> list[list[Round]]:
-    return [[replace(each, work=0.0) for each in job.rounds] for job in jobs]
-
-
-def _median(same: Sequence[Job]) -> Job:
-    last = same[-1]
-    rounds = tuple(
-        replace(each, work=_middle([job.rounds[number].work for job in same]))
-        for number, each in enumerate(last.rounds)
-    )
-    pick: Callable[[str], float] = lambda name: _middle([getattr(job, name) for job in same])  # noqa: E731
-    return Job(rounds, pick("closing"), last.commits, pick("finish"))
-
-
-def _middle(values: Sequence[float]) -> float:
-    return statistics.median(values)

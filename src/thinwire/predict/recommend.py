@@ -6,15 +6,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from thinwire import predict
 from thinwire.core.exchange import Exchange
-from thinwire.errors import ConfigError
-from thinwire.methods.registry import list_methods, parse_exchange
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.registry import list_methods, parse, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
 
@@ -47,7 +47,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows by predicted step time, the recommended method and the reasons for it."""
+    """Rows by predicted step time, the recommended method and the reasons for it.
+
+    `failed` has the methods that could not be predicted, each with the reason.
+    """
 
     rows: tuple[Row, ...]
     recommended: str
@@ -56,6 +59,7 @@ class Plan:
     workers: int
     link: Link
     compute: float
+    failed: dict[str, str] = field(default_factory=dict[str, str])
 
     def row(self, method: str) -> Row:
         return next(row for row in self.rows if row.method == method)
@@ -96,6 +100,8 @@ def make_plan(
 ) -> Plan:
     """Predict every method (or those chosen, and dense) and recommend one.
 
+    A method that fails is noted in the plan and the others go on; without dense there is no plan.
+
     Args:
         shapes: of the parameters by name.
         workers: two or more.
@@ -106,13 +112,27 @@ def make_plan(
         progress: called with each method before it is measured.
     """
     if workers < 2:
-        raise ConfigError(f"a plan is for two workers or more, not {workers}: one has nobody to talk to")
+        raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
+    for text in chosen:
+        if text == "auto" or not isinstance(parse(text), Exchange):
+            what = "chooses by a plan itself" if text == "auto" else "averages parameters, not gradients"
+            raise ConfigError(f"a plan compares methods that average gradients: {text} {what}, leave it out")
     asked = dict.fromkeys(["dense", *(str(parse_exchange(text)) for text in chosen or candidates())])
     profiles: dict[str, predict.Profile] = {}
+    failed: dict[str, str] = {}
     for method in asked:
         if progress is not None:
             progress(method)
-        profiles[method] = predict.profile_of(method, shapes, workers, host=host)
+        try:
+            profiles[method] = predict.profile_of(method, shapes, workers, host=host)
+        except Exception as error:  # whatever it is: it must not cost the others their rows
+            failed[method] = f"{type(error).__name__}: {error}"
+            if method == "dense" and isinstance(error, ConfigError):
+                raise
+            if method == "dense":
+                raise ThinwireError(
+                    f"no prediction for dense, and so for no method: {failed[method]}"
+                ) from error
     dense = profiles["dense"]
     dense_seconds = dense.step_seconds(link, compute)
     rows: list[Row] = []
@@ -135,7 +155,7 @@ def make_plan(
     recommended, reasons = recommend(rows)
     total = compute if isinstance(compute, int | float) else compute.seconds
     entries = sum(math.prod(shape) for shape in shapes.values())
-    return Plan(tuple(rows), recommended, tuple(reasons), entries, workers, link, float(total))
+    return Plan(tuple(rows), recommended, tuple(reasons), entries, workers, link, float(total), failed)
 
 
 # -- what may be recommended -------------------------------------------------------------------------------
@@ -156,7 +176,7 @@ def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
     behind = proven().get(str(exchange))
     reasons = {
         "replicas drift": not traits.consensus or exchange.reconcile_every is not None,
-        "owns the momentum": traits.optimizer == "no momentum",
+        "keeps the momentum itself": traits.optimizer == "no momentum",
         "unproven in this form": exchange.warning is not None,
         "bytes vary with the gradients": own is not None and own.data_dependent,
         "not in our table": behind is None,
@@ -178,23 +198,25 @@ def recommend(rows: Sequence[Row]) -> tuple[str, list[str]]:
         if second is not None:
             ratio = second.step_seconds / dense.step_seconds
             reasons.append(
-                f"the fastest of the others, {second.method}, takes {ratio:.2f} times as long a step; a gain "
-                f"of less than {100 * (WORTH_IT - 1):.0f} % is not worth an approximation"
+                f"a step with {second.method}, the fastest of the others, takes {ratio:.2f} times as long; "
+                f"a gain of less than {100 * (WORTH_IT - 1):.0f} % is not worth an approximation"
             )
         return "dense", reasons
     reasons = [
         f"a step takes {duration(best.step_seconds)} instead of {duration(dense.step_seconds)}: "
         f"{best.speed_up:.1f} times faster",
         f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
-        f"in {best.rounds:.3g} operations",
-        f"it keeps all replicas equal; in our table its accuracy is {100 * proven()[best.method]:+.1f} "
-        "points from dense",
+        f"in {best.rounds:.3g} {'operation' if best.rounds == 1 else 'operations'}",
+        f"all replicas stay equal; in our table its accuracy differs from dense's by "
+        f"{100 * proven()[best.method]:+.1f} points",
     ]
     if best.break_even.bandwidth is not None:
-        reasons.append(f"it pays on links slower than {rate(best.break_even.bandwidth)}")
+        reasons.append(f"it is faster than dense on links below {rate(best.break_even.bandwidth)}")
     faster = [row for row in rows if row.step_seconds < best.step_seconds and row.kept_back is not None]
     if faster:
-        reasons.append(f"{faster[0].method} would be faster but is kept back: {faster[0].kept_back}")
+        reasons.append(
+            f"{faster[0].method} would be faster, but it is not recommended: {faster[0].kept_back}"
+        )
     return best.method, reasons
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from thinwire import log
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import parse_exchange
 from thinwire.net.launch import Worker, run_local
@@ -97,6 +98,7 @@ def run(study: Study, progress: Callable[[int, float], None] | None = None) -> F
 
 def _train(worker: Worker, study: Study) -> Findings | int | None:
     """Rank 0 has the findings; a number is the step at which the training broke down."""
+    log.quiet()
     data = load(study.data)
     model = build(study.model, data, study.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=study.rate)

@@ -1,5 +1,7 @@
 """The `thinwire` command: every command is a module of this package."""
 
+from typing import Annotated
+
 import typer
 
 from thinwire.tools.cli.compare import compare
@@ -9,6 +11,7 @@ from thinwire.tools.cli.methods import methods
 from thinwire.tools.cli.plan import plan
 from thinwire.tools.cli.report import report
 from thinwire.tools.cli.usage_errors import OneLineErrors
+from thinwire.version import __version__
 
 HELP = "Train PyTorch models over thin wires: the same accuracy for a small part of the bytes."
 
@@ -22,9 +25,20 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"thinwire {__version__}")
+        raise typer.Exit
+
+
 @app.callback(help=HELP)
-def main() -> None:
-    """What all commands have in common: nothing yet."""
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """What all commands have in common."""
 
 
 app.command()(compare)

@@ -5,27 +5,42 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import AsJson, Data, Model, Workers, console, errors, print_json, table
+from thinwire.tools.cli.show import (
+    AsJson,
+    Data,
+    Model,
+    Workers,
+    check_writable,
+    console,
+    errors,
+    print_json,
+    table,
+)
+
+if TYPE_CHECKING:
+    from thinwire.tools.compare.records import Records
 
 Chosen = Annotated[
     list[str] | None,
     typer.Option(
         "--methods",
+        "--method",
         "-m",
-        help='Such as "topk(ratio=0.01),qsgd(bits=4)"; may be given several times. In a lab also PyTorch\'s '
-        "own: pytorch, pytorch-fp16, pytorch-powersgd. Default: one of each kind.",
+        help='Such as "topk(ratio=0.01),qsgd(bits=4)"; may be given several times. "auto" measures and '
+        "chooses itself. In a lab also PyTorch's own: pytorch, pytorch-fp16, pytorch-powersgd. Default: six "
+        "methods, one of each kind.",
     ),
 ]
 Link = Annotated[
     str,
     typer.Option(
-        help='"100mbit", "50mbit,latency=10ms,jitter=2ms", "up=20mbit,down=100mbit", "none"; '
-        '"lab:100mbit" for real interfaces (needs root).'
+        help='The link of each worker: "100mbit", "50mbit,latency=10ms,jitter=2ms", "up=20mbit,down=100mbit" '
+        'or "none"; "lab:100mbit" for real interfaces (needs root).'
     ),
 ]
 
@@ -35,19 +50,38 @@ def compare(
     workers: Workers = 4,
     link: Link = "100mbit",
     model: Model = "mlp",
-    hidden: Annotated[str, typer.Option(help="Widths of mlp's hidden layers, such as 1024,1024.")] = "",
+    hidden: Annotated[
+        str,
+        typer.Option(help="Widths of mlp's hidden layers. Default: 256,256 for digits, otherwise 1024,1024."),
+    ] = "",
     data: Data = "digits",
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each run.")] = None,
-    epochs: Annotated[float | None, typer.Option(min=0.0, help="Passes over the data, instead.")] = None,
-    target_accuracy: Annotated[
-        float | None, typer.Option(help="Stop a run at this test accuracy (0 to 1).")
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps of each run. Default: 300.")
     ] = None,
-    evaluate_every: Annotated[int | None, typer.Option(min=1, help="Steps between tests.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows per worker and step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
-    optimizer: Annotated[Literal["sgd", "adam"] | None, typer.Option(help="The optimizer.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs with other weights and batches.")] = 1,
-    out: Annotated[Path, typer.Option(help="Where records, CSV and the report go.")] = Path("out/compare"),
+    epochs: Annotated[
+        float | None, typer.Option(min=0.0, help="Passes over the training data, instead of --steps.")
+    ] = None,
+    target_accuracy: Annotated[
+        float | None, typer.Option(help="Stop a run at this test accuracy, such as 0.95.")
+    ] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between two tests. Default: 20 tests per run.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Rows per worker and step. Default: 32 (text: 16).")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="The learning rate. Default: 0.1 for SGD, 0.002 for Adam and AdamW (lstm: 0.004)."),
+    ] = None,
+    optimizer: Annotated[
+        Literal["sgd", "adam", "adamw"] | None,
+        typer.Option(help="The optimizer. Default: sgd for images, adam for text."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each method, each with its own weights and batches.")
+    ] = 1,
+    out: Annotated[Path, typer.Option(help="The folder for records, CSV and report.")] = Path("out/compare"),
     as_json: AsJson = False,
 ) -> None:
     """Train the same model with each method over your link; see accuracy, bytes and time side by side."""
@@ -55,7 +89,7 @@ def compare(
         from thinwire.tools import report
         from thinwire.tools.compare.progress import ProgressBars
         from thinwire.tools.compare.records import write_csv
-        from thinwire.tools.compare.runner import run
+        from thinwire.tools.compare.runner import FILE, run
         from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods
 
         asked = Comparison(
@@ -76,25 +110,36 @@ def compare(
             command=shlex.join(["thinwire", *sys.argv[1:]]),
         )
         setting = prepare(asked)
+        check_writable(out / FILE, "--out")
         with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
             records = run(asked, out, bars, setting)
         write_csv(out / "runs.csv", records.runs)
         report.write(records, out / "report.html")
-    from thinwire.tools.report import terminal
     from thinwire.tools.report.summary import summarise
 
     if as_json:
         print_json(summarise(records))
-        return
+    else:
+        _show(records, out)
+    if all(one.failed is not None for one in records.runs):
+        raise typer.Exit(1)
+
+
+def _show(records: Records, out: Path) -> None:
+    from thinwire.tools.report import terminal
+
+    setting = records.setting
     title = (
-        f"{model} on {setting.dataset} ({setting.parameters:,} parameters), {workers} workers, link {link}; "
-        "bytes and times per step and worker"
+        f"{setting.model} on {setting.dataset}, {setting.parameters:,} parameters, "
+        f"{setting.workers} workers, link {setting.link}; bytes and times per step and worker"
     )
     table(title, terminal.header(setting), terminal.rows(records))
     for one in records.runs:
         if one.failed is not None:
             console().print(f"{one.method} failed: {one.failed}", markup=False)
-    console().print(f"records, CSV and report: {out / 'report.html'}", markup=False)
+    if setting.target is not None:
+        console().print("steps and time: until the target accuracy was reached", markup=False)
+    console().print(f"Report: {out / 'report.html'}; records and CSV are beside it.", markup=False)
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 lab = typer.Typer(no_args_is_help=True, help="Hosts with real, slow links on this machine (needs root).")
 
-Name = Annotated[str, typer.Option(help="Of the lab: several can stand side by side.")]
+Name = Annotated[str, typer.Option(help="The name of the lab; there can be several labs.")]
 Rate = Annotated[
     str,
     typer.Option(
-        help='Of every host\'s link: "100mbit", "up=20mbit,down=100mbit", "100mbit;1:20mbit", "none".'
+        help='The link of every host: "100mbit", "up=20mbit,down=100mbit", "100mbit;1:20mbit", "none".'
     ),
 ]
 
@@ -36,7 +36,7 @@ def _lab_errors() -> Generator[None, None, None]:
 
 @lab.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
+    hosts: Annotated[int, typer.Option(help="The number of hosts.")] = 4,
     rate: Rate = "100mbit",
     name: Name = "lab",
     as_json: AsJson = False,
@@ -52,7 +52,7 @@ def up(
 
 @lab.command()
 def status(as_json: AsJson = False) -> None:
-    """List the labs of this machine, with what each link has carried."""
+    """List the labs of this machine and the bytes that each link has carried."""
     from thinwire.tools.lab import labs
 
     with _lab_errors():
@@ -64,7 +64,7 @@ def down(
     name: Annotated[str | None, typer.Option(help="Only this lab.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove labs, what runs in them, and whatever a crash has left; only what thinwire made."""
+    """Remove labs and the processes in them, including what a crash left behind."""
     from thinwire.tools.lab import labs, namespaces
 
     with _lab_errors():
@@ -82,18 +82,20 @@ def down(
 
 @lab.command(context_settings={"ignore_unknown_options": True})
 def run(
-    command: Annotated[list[str], typer.Argument(help="A program and its arguments, behind --.")],
+    command: Annotated[list[str], typer.Argument(help="A program and its arguments, after --.")],
     hosts: Annotated[
         int | None, typer.Option(help="Build a lab with this many hosts for this job only.")
     ] = None,
     rate: Rate = "100mbit",
     name: Name = "lab",
-    port: Annotated[int, typer.Option(help="Of the first host, where ranks connect.")] = 29500,
+    port: Annotated[
+        int, typer.Option(help="The port of the first host, at which the ranks connect.")
+    ] = 29500,
 ) -> None:
     """Run a command on every host of a lab at once, as torchrun does: thinwire lab run -- python train.py
 
-    Each process gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. The first
-    that fails ends the others, and its exit code is this command's.
+    Each process gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME.
+    The first process that fails ends the others, and its exit code becomes that of this command.
     """
     from thinwire.tools.lab import job, labs
     from thinwire.tools.lab.namespaces import Host, network

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str, typer.Argument(help="Only this method, in full.")] = "",
+    name: Annotated[str, typer.Argument(help="The method to show in full.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or show one in full: options, guarantees, cost and reference."""

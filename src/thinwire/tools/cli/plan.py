@@ -22,24 +22,33 @@ _MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 def plan(
     model: Annotated[
-        str, typer.Option(help="module:function that returns a torch.nn.Module, such as mymodel:build.")
+        str, typer.Option(help="A function that returns your torch.nn.Module, such as mymodel:build.")
     ] = "",
-    parameters: Annotated[str, typer.Option(help="Or how many parameters, such as 25000000 or 25M.")] = "",
-    shapes: Annotated[str, typer.Option(help='Or their shapes, such as "1024x784,1024,10x1024,10".')] = "",
-    workers: Annotated[int, typer.Option(help="How many workers.")] = 4,
+    parameters: Annotated[
+        str, typer.Option(help="Instead: the number of parameters, such as 25000000 or 25M.")
+    ] = "",
+    shapes: Annotated[
+        str, typer.Option(help='Instead: all shapes, such as "1024x784,1024,10x1024,10".')
+    ] = "",
+    workers: Annotated[int, typer.Option(help="The number of workers.")] = 4,
     link: Annotated[str, typer.Option(help="Each worker's link, such as 100mbit,latency=1ms.")] = "100mbit",
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure link and workers: torchrun ... -m thinwire plan --probe")
+        bool,
+        typer.Option(
+            "--probe", help="Measure the link of your machines: torchrun ... -m thinwire plan --probe"
+        ),
     ] = False,
     step_time: Annotated[
-        str, typer.Option(help="A step without communication, such as 50ms; 0s compares communication only.")
+        str,
+        typer.Option(help="The time of a step on one worker, such as 50ms; 0s compares communication only."),
     ] = "0s",
-    method: Methods = None,
+    methods: Methods = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict every method's step time on your model and link, and recommend one."""
     with errors():
         from thinwire.predict import recommend as planning
+        from thinwire.tools.compare.settings import split
 
         found = _shapes(model, parameters, shapes)
         compute = planning.seconds_of(step_time)
@@ -49,7 +58,7 @@ def plan(
                 return
         else:
             measured = _given(link)
-        asked = method or planning.candidates()
+        asked = [part for text in methods or () for part in split(text)] or planning.candidates()
         with progress(len(asked) + 1) as advance:
             made = planning.make_plan(
                 found, workers, measured, compute, asked, progress=lambda name: advance(name, 1)
@@ -66,6 +75,9 @@ def _given(text: str) -> Link:
     from thinwire.net.costs import Link
 
     asked = links.parse(text)
+    if asked.lab:
+        plain = asked.text.removeprefix("lab:")
+        raise ConfigError(f"--link: a plan computes and needs no lab: write {plain} instead of {asked.text}")
     slowest = asked.bandwidth
     if slowest is None:
         return links.UNLIMITED
@@ -147,6 +159,7 @@ def _of_model(text: str) -> dict[str, tuple[int, ...]]:
 
 def _show(made: Plan) -> None:
     from thinwire.predict.recommend import duration, rate
+    from thinwire.tools import units
 
     rows: list[tuple[str, ...]] = []
     for row in made.rows:
@@ -159,21 +172,30 @@ def _show(made: Plan) -> None:
                 duration(row.step_seconds),
                 f"{row.speed_up:.2f} x",
                 "-" if row.method == "dense" else pays,
-                f"{row.sent_bytes:,.0f}",
+                units.data(row.sent_bytes),
                 f"{row.rounds:.3g}",
                 duration(row.compression_seconds),
-                row.kept_back or "",
             )
         )
-    computation = duration(made.compute) if made.compute else "no"
-    line = "no limits" if math.isinf(made.link.bandwidth) else rate(made.link.bandwidth)
+    computation = f"{duration(made.compute)} of computation" if made.compute else "communication only"
+    line = "no limit" if math.isinf(made.link.bandwidth) else rate(made.link.bandwidth)
     title = (
         f"{made.parameters:,} parameters, {made.workers} workers, {line}, "
-        f"latency {duration(made.link.latency)}, {computation} computation"
+        f"latency {duration(made.link.latency)}, {computation}"
     )
-    header = ("method", "step", "speed-up", "pays below", "bytes sent", "rounds", "coding", "kept back")
+    header = ("method", "step", "speed-up", "pays below", "sent", "rounds", "compress")
     table(title, header, rows)
     out = console()
+    for method, why in made.failed.items():
+        out.print(f"No prediction for {method}: {why}", markup=False)
+    kept: dict[str, list[str]] = {}
+    for row in made.rows:
+        if row.kept_back is not None:
+            kept.setdefault(row.kept_back, []).append(row.method)
+    if kept:
+        out.print("Not recommended, however fast:")
+    for why, methods in kept.items():
+        out.print(f"  - {why}: {', '.join(methods)}", markup=False)
     out.print(f"Recommended: {made.recommended}", markup=False)
     for reason in made.reasons:
         out.print(f"  - {reason}", markup=False)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from thinwire.errors import ConfigError
-from thinwire.tools.cli.show import AsJson, console, errors, print_json
+from thinwire.tools.cli.show import AsJson, check_writable, console, errors, print_json
 
 
 def report(
@@ -16,9 +15,11 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The HTML file; by default report.html beside the records.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw accuracy against time as SVG, too.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy against time, as an SVG file.")
+    ] = None,
     predict: Annotated[
-        bool, typer.Option(help="With predictions for other links and numbers of workers.")
+        bool, typer.Option(help="Predict other links and numbers of workers; takes some seconds.")
     ] = True,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: AsJson = False,
@@ -32,12 +33,12 @@ def report(
         source = records / "records.jsonl" if records.is_dir() else records
         found = read(source)
         path = source.with_name("report.html") if out is None else out
-        try:
-            module.write(found, path, predict=predict)
-            if picture is not None:
-                module.picture(found, picture)
-        except OSError as error:
-            raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+        check_writable(path, "--out")
+        if picture is not None:
+            check_writable(picture, "--picture")
+        module.write(found, path, predict=predict)
+        if picture is not None:
+            module.picture(found, picture)
     if as_json:
         print_json(summarise(found))
     else:

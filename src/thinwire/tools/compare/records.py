@@ -126,6 +126,8 @@ class Run(Record, frozen=True, kw_only=True):
     target_step: Count | None = None
     target_seconds: Amount | None = None
     target_sent: Count | None = None
+    chosen: str | None = None
+    """What `auto` chose; None for all others."""
     layers: dict[str, Amount] = {}
     """Payload bytes per step by parameter, as far as they can be told apart."""
     interface_sent: Count | None = None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
+from thinwire.hosts.auto import STEPS as MEASURING_STEPS
 from thinwire.methods.registry import parse
 from thinwire.net import link as links
 from thinwire.tools.compare.records import Setting
 from thinwire.tools.workloads import build, load
 from thinwire.version import __version__
 
-Optimizer = Literal["sgd", "adam"]
+Optimizer = Literal["sgd", "adam", "adamw"]
 
 # PyTorch's own methods. Only a lab can slow these down: they do not go through thinwire's channel.
 PYTORCH = ("pytorch", "pytorch-fp16", "pytorch-powersgd")
@@ -27,6 +30,9 @@ METHODS = (
     "pqasgd(every=8, bits=4)",
 )
 """Compared unless the user names others: one of each kind."""
+
+AUTO = "auto"
+"""Measures first and then chooses one of thinwire's methods itself."""
 
 EVALUATIONS = 20
 """Of a run, unless the user sets an interval."""
@@ -85,6 +91,10 @@ RECIPES = {
 }
 
 
+LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.1, "adam": 0.002, "adamw": 0.002}
+"""For an optimizer that is not the recipe's."""
+
+
 def prepare(asked: Comparison) -> Setting:
     """Check everything that can be wrong and fill in the defaults."""
     data = load(asked.data)
@@ -95,9 +105,13 @@ def prepare(asked: Comparison) -> Setting:
     if asked.epochs is not None:
         if asked.steps is not None:
             raise ConfigError("give steps or epochs, not both")
+        if not 0 < asked.epochs < math.inf:
+            raise ConfigError(f"epochs must be above 0, not {asked.epochs:g}")
         steps = max(1, round(asked.epochs * len(data.inputs) / (batch * asked.workers)))
     if asked.target is not None and not 0 < asked.target < 1:
         raise ConfigError(f"the target accuracy is a number between 0 and 1, not {asked.target}")
+    if asked.learning_rate is not None and not 0 < asked.learning_rate < math.inf:
+        raise ConfigError(f"the learning rate must be above 0, not {asked.learning_rate:g}")
     link = links.parse(asked.link)
     unmetered = [method for method in asked.methods if method in PYTORCH]
     if unmetered and not link.lab:
@@ -105,6 +119,13 @@ def prepare(asked: Comparison) -> Setting:
             f"{unmetered[0]} does not go through thinwire's channel, so only a real link slows it down: "
             "use --link lab:RATE (needs root), or leave it out"
         )
+    if AUTO in asked.methods and steps <= MEASURING_STEPS:
+        raise ConfigError(
+            f"auto measures {MEASURING_STEPS} steps before it chooses a method: give it more than {steps}"
+        )
+    optimizer = asked.optimizer or recipe.optimizer
+    check_optimizers(asked.methods, optimizer)
+    usual = recipe.learning_rate if optimizer == recipe.optimizer else LEARNING_RATES[optimizer]
     return Setting(
         command=asked.command,
         thinwire=__version__,
@@ -118,8 +139,8 @@ def prepare(asked: Comparison) -> Setting:
         bandwidth=None if link.unlimited else link.link.bandwidth,
         latency=link.link.latency,
         batch=batch,
-        learning_rate=asked.learning_rate or recipe.learning_rate,
-        optimizer=asked.optimizer or recipe.optimizer,
+        learning_rate=asked.learning_rate or usual,
+        optimizer=optimizer,
         steps=steps,
         evaluate_every=asked.evaluate_every or max(1, steps // EVALUATIONS),
         seeds=asked.seeds,
@@ -128,13 +149,23 @@ def prepare(asked: Comparison) -> Setting:
     )
 
 
+def check_optimizers(methods: Sequence[str], optimizer: Optimizer) -> None:
+    """Adam and AdamW have momentum and steps of their own, which some methods do not go with."""
+    for method in methods if optimizer != "sgd" else ():
+        exchange = None if method in (*PYTORCH, AUTO) else parse(method)
+        need = exchange.traits.optimizer if isinstance(exchange, Exchange) else "any"
+        if need != "any":
+            why = "keeps the momentum itself" if need == "no momentum" else "skips uploads by a rule for SGD"
+            raise ConfigError(f"{method} {why}: give --optimizer sgd, or leave it out with {optimizer}")
+
+
 def resolve_methods(chosen: Sequence[str]) -> list[str]:
     """Full method strings, each one once: the baseline (`dense` or PyTorch's own DDP) comes first.
 
     Every entry may hold several methods with commas between them.
     """
     texts = [part for text in chosen for part in split(text)] or list(METHODS)
-    full = [text if text in PYTORCH else str(parse(text)) for text in texts]
+    full = [text if text in (*PYTORCH, AUTO) else str(parse(text)) for text in texts]
     baseline = "pytorch" if "pytorch" in full else "dense"
     return list(dict.fromkeys([baseline, *full]))
 

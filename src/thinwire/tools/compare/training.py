@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire import log
 from thinwire.core.engine import Engine
 from thinwire.hosts.attach import attach
+from thinwire.hosts.auto import AutoSession
 from thinwire.net.launch import Worker
 from thinwire.net.link import throttle
 from thinwire.sessions.base import BaseSession
@@ -58,6 +60,7 @@ class Trainer:
 
 def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
     """Train, report every step and evaluation to the parent, and return the run as a whole."""
+    log.quiet()  # lines of workers would tear the progress bars apart
     data = load(setting.data)
     model = build(setting.model, data, seed, setting.hidden)
     compute = calibrate(model, data, setting)
@@ -107,6 +110,7 @@ def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
         target_step=step if reached else None,
         target_seconds=total if reached else None,
         target_sent=sent if reached else None,
+        chosen=str(trainer.session.method) if isinstance(trainer.session, AutoSession) else None,
         interface_sent=None if interface is None else interface[0],
         failed=f"diverged: the loss is not a finite number at step {step}" if outcome == DIVERGED else None,
         **_method_costs(trainer, step, max(0.0, statistics.median(durations) - compute)),
@@ -188,9 +192,8 @@ def calibrate(model: nn.Module, data: Dataset, setting: Setting) -> float:
 
 def _optimizer(model: nn.Module, setting: Setting) -> torch.optim.Optimizer:
     # Without momentum: some methods have their own, and residuals of others arrive in bursts.
-    if setting.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
-    return torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[setting.optimizer](model.parameters(), lr=setting.learning_rate)
 
 
 def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:

@@ -73,7 +73,7 @@ def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
 
 
 def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
-    method = STAND_INS.get(one.method, one.method)
+    method = one.chosen[0] if one.chosen else STAND_INS.get(one.method, one.method)
     found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}), repeats=REPEATS)
     played = found[setting.workers].compression_seconds
     if one.compress_seconds is None or played <= 0 or one.compress_seconds.mean <= 0:

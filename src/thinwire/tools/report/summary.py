@@ -49,6 +49,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One method. Values are those of the runs that ended, named as in `Run`; None where there is none."""
 
     method: str
+    chosen: list[str]
+    """What `auto` chose, with all its seeds; empty for all others."""
     seeds: int
     failures: list[Run]
     measure: Spread | None
@@ -99,6 +101,7 @@ def _summary(method: str, runs: Sequence[Run], setting: Setting) -> Summary:
     names = dict.fromkeys(name for run in ended for name in run.layers)
     return Summary(
         method=method,
+        chosen=list(dict.fromkeys(run.chosen for run in runs if run.chosen is not None)),
         seeds=len(runs),
         failures=[run for run in runs if run.failed is not None],
         measure=Spread.of(getattr(run, setting.measure) for run in ended),

@@ -11,9 +11,11 @@ from thinwire.tools.report.words import measure_text
 
 
 def header(setting: Setting) -> tuple[str, ...]:
-    target = () if setting.target is None else ("steps to target", "time to target")
-    costs = ("sent", "received", "rounds", "compute", "compress", "wait", "step", "speed-up")
-    return ("method", setting.measure, *target, *costs)
+    """With a target there are two columns more, and fewer details: the table fits into 100 columns."""
+    if setting.target is not None:
+        return ("method", setting.measure, "steps", "time", "sent", "wait", "step", "speed-up")
+    costs = ("sent", "rounds", "compress", "wait", "step", "speed-up")
+    return ("method", setting.measure, *costs)
 
 
 def rows(records: Records) -> list[tuple[str, ...]]:
@@ -32,16 +34,17 @@ def _cells(one: Summary, base: Summary, setting: Setting) -> tuple[str, ...]:
     def per_step(count: float) -> str:
         return units.data(count / max(steps, 1.0))
 
-    target = () if setting.target is None else (show(one.target_step, units.whole), show(one.target_seconds))
-    return (
-        f"{one.method} (failed)" if one.failures else one.method,
-        show(one.measure, lambda value: measure_text(value, setting)),
-        *target,
+    name = f"{one.method}: {' or '.join(one.chosen)}" if one.chosen else one.method
+    target = (show(one.target_step, units.whole), show(one.target_seconds), show(one.sent, per_step))
+    details = (
         show(one.sent, per_step),
-        show(one.received, per_step),
         show(one.rounds, "{:.2g}".format),
-        show(one.compute_seconds),
         show(one.compress_seconds),
+    )
+    return (
+        f"{name} (failed)" if one.failures else name,
+        show(one.measure, lambda value: measure_text(value, setting)),
+        *(details if setting.target is None else target),
         show(one.wait_seconds),
         show(one.step_seconds),
         "-" if gain is None else f"{gain:.2f} x",

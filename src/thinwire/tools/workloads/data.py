@@ -1,4 +1,4 @@
-"""Datasets: the digits that come with scikit-learn, and files of others that a user has.
+"""Datasets: the digits that come with this package, and files of others that a user has.
 
     load("digits")    load("mnist:DIR")    load("cifar10:DIR")    load("text:FILE")
 
@@ -13,8 +13,9 @@ import lzma
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -62,14 +63,11 @@ def load(spec: str) -> Dataset:
 
 
 def digits() -> Dataset:
-    """1,797 images of 8 x 8 pixels; every fifth is for the test."""
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise ConfigError("the digits come with scikit-learn: pip install 'thinwire[demo]'") from None
-    found = cast(Any, datasets).load_digits()
-    images = torch.tensor(found.data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    labels = torch.tensor(found.target)
+    """1,797 images of 8 x 8 pixels (see `digits.txt`); every fifth is for the test."""
+    with as_file(files("thinwire.tools.workloads").joinpath("digits.npz")) as path:
+        arrays = _npz(path, ("images", "labels"))
+    images = torch.from_numpy(arrays["images"]).to(torch.float32).view(-1, 1, 8, 8) / 16
+    labels = torch.from_numpy(arrays["labels"]).to(torch.int64)
     test = torch.arange(len(images)) % 5 == 0
     return Dataset("digits", "images", images[~test], labels[~test], images[test], labels[test], 10)
 
@@ -163,20 +161,6 @@ def lag(data: Path, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
     return arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
 
 
-def svmlight(data: Path, name: str, features: int | None = None) -> tuple[Any, np.ndarray[Any, Any]]:
-    """A sparse set of the LIBSVM collection: a scipy CSR matrix, and labels of -1 and +1."""
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise ConfigError("svmlight files are read by scikit-learn: pip install 'thinwire[demo]'") from None
-    path = _find(data / "libsvm", name)
-    matrix, labels = cast(Any, datasets).load_svmlight_file(str(path), n_features=features)
-    low, high = labels.min(), labels.max()
-    if len(np.unique(labels)) != 2:
-        raise ConfigError(f"{path}: labels of two classes are needed")
-    return matrix.tocsr(), np.where(labels == high, 1.0, -1.0) if low < high else labels
-
-
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     "": lambda path: path.open("rb"),
     ".gz": gzip.open,
@@ -185,7 +169,8 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _find(folder: Path, name: str) -> Path:
+def find(folder: Path, name: str) -> Path:
+    """The file of this name, plain or compressed."""
     for suffix in _OPENERS:
         path = folder / f"{name}{suffix}"
         if path.is_file():
@@ -194,7 +179,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    path = _find(folder, name)
+    path = find(folder, name)
     opener = _OPENERS.get(path.suffix, _OPENERS[""])
     try:
         with opener(path) as file:

@@ -1,0 +1,303 @@
+"""Plays one worker's step of a method on a model, with made-up gradients, and times its work.
+
+Large models are not played whole. Buckets with equal tensors are played once; of a large bucket whose tensors
+are all alike only a few are played. If a method works on the whole model at once, its first layers are
+played. The rest is scaled from these by the number of entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from thinwire.core.channel import Program
+from thinwire.core.layout import Slot
+from thinwire.core.routing import View, plan
+from thinwire.errors import ConfigError
+from thinwire.methods.registry import parse_exchange
+from thinwire.net.rank_info import RankInfo
+from thinwire.predict.buckets import Shapes, ddp_buckets
+from thinwire.predict.mirror import Blocks, ElsewhereError, Job, Mirror, Operation, UnknownBlockError, grown
+from thinwire.predict.timeline import Driver
+from thinwire.sessions.gradient import Session
+from thinwire.sessions.preparation import prepare_for
+
+Host = Literal["ddp", "average"]
+
+# Late enough for every warm-up to be over; two of them, for methods that alternate.
+STEPS = (1_000_000, 1_000_001)
+SHIFT = 7_919
+LARGEST_MODEL = 300_000_000
+# Of more entries than this only a part is played, if it can stand for the rest: 8 MB do not fit into a cache.
+SAMPLE = 2**21
+# For methods that work on the whole model at once: their temporary tensors are so long that the system clears
+# new memory for each of them, and those of the sample have to be as well.
+WHOLE_SAMPLE = 5 * 2**20
+SMALL_SAMPLE = 2**14
+# Random entries; longer buckets repeat them.
+NOISE = 2**23
+# After this many seconds no further turn is measured: long turns vary little.
+LONG_ENOUGH = 0.1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The part of a model that is played.
+
+    Attributes:
+        buckets: names; each bucket is a program, or all together are one.
+        jobs: for each job of a step, which program stands for it, and how many times as large the job is.
+    """
+
+    buckets: list[list[str]]
+    jobs: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class _Played:
+    session: Session
+    jobs: tuple[Job, ...]
+    operations: Mapping[int, Sequence[Operation]]
+
+    def jobs_of(self, sample: Sample) -> tuple[Job, ...]:
+        rank_info = self.session.rank_info
+        return tuple(grown(self.jobs[i], self.operations[i], factor, rank_info) for i, factor in sample.jobs)
+
+
+class Player:
+    """One worker of a method on a model of these shapes, with fixed gradients."""
+
+    def __init__(
+        self,
+        method: str,
+        shapes: Shapes,
+        *,
+        host: Host,
+        overlap: bool,
+        dense_below: int,
+        gradients: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        self.exchange = parse_exchange(method)
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.dense_below = dense_below
+        entries = self._entries(self.shapes)
+        if entries > LARGEST_MODEL:
+            raise ConfigError(
+                f"a model of {entries:,} parameters is too large to predict (at most {LARGEST_MODEL:,}): "
+                "take a part of its layers, and scale compute time and result"
+            )
+        self._check(gradients)
+        self.gradients = gradients
+        traits = self.exchange.traits
+        if host == "average":
+            self.driver: Driver = "blocking"
+            buckets = [list(self.shapes)]
+        else:
+            self.driver = "blocking" if not overlap else "direct" if traits.single_mean else "lanes"
+            buckets = ddp_buckets(self.shapes)
+        self.shares = tuple(self._entries(bucket) / max(1, entries) for bucket in buckets)
+        session = self._session(RankInfo(0, 1))
+        self.data_dependent = session.payload_bytes() is None
+        prepare_for(session.engine.exchanges, loud=False)
+        self._router = session.engine.router
+        self.whole = traits.scope == "model"
+        self.buckets = buckets
+        if self.whole:
+            self.shares = (1.0,)
+
+    def _sample(self, most: int) -> Sample:
+        """What is played: about this many entries of what is larger and can stand for the rest."""
+        if self.whole:
+            played = self._first_layers(most) if self.gradients is None else self.buckets
+            entries, of = (sum(map(self._entries, each)) for each in (self.buckets, played))
+            return Sample(played, [(0, entries / max(1, of))])
+        parts = [self._part(bucket, most) for bucket in self.buckets]
+        kinds = [tuple(map(self._kind, part)) for part in parts]
+        distinct = dict(zip(kinds, parts, strict=True))
+        jobs = [
+            (list(distinct).index(kind), self._entries(bucket) / max(1, self._entries(part)))
+            for kind, part, bucket in zip(kinds, parts, self.buckets, strict=True)
+        ]
+        return Sample(list(distinct.values()), jobs)
+
+    def _entries(self, names: Mapping[str, object] | Sequence[str]) -> int:
+        return sum(math.prod(self.shapes[name]) for name in names)
+
+    def _check(self, gradients: Mapping[str, torch.Tensor] | None) -> None:
+        for name, shape in self.shapes.items() if gradients is not None else ():
+            if gradients is None or name not in gradients or tuple(gradients[name].shape) != shape:
+                raise ConfigError(f"gradients must have {name!r} with the shape {shape}")
+
+    def _kind(self, name: str) -> object:
+        """Tensors of one kind take the same operations and the same time."""
+        shape = self.shapes[name]
+        return (
+            name if self.gradients is not None else (shape, self._router.exchange_for(Slot(name, shape, 0)))
+        )
+
+    def _part(self, bucket: list[str], most: int) -> list[str]:
+        """A few tensors of a bucket if all are of one kind; otherwise the bucket."""
+        if len(set(map(self._kind, bucket))) > 1:
+            return bucket
+        return bucket[: math.ceil(most / max(1, self._entries(bucket[:1])))]
+
+    def _first_layers(self, most: int) -> list[list[str]]:
+        """Tensors in the order of the buckets until there are enough, and at least one for each exchange."""
+        found: list[list[str]] = []
+        served: set[object] = set()
+        for bucket in self.buckets:
+            found.append([])
+            for name in bucket:
+                exchange = self._router.exchange_for(Slot(name, self.shapes[name], 0))
+                if most > 0 or exchange not in served:
+                    found[-1].append(name)
+                    served.add(exchange)
+                    most -= self._entries([name])
+        return [bucket for bucket in found if bucket]
+
+    def _session(self, rank_info: RankInfo) -> Session:
+        """Any numbers will do as parameters, and all of them may share their memory: nobody changes them."""
+        longest = max((self._entries([name]) for name in self.shapes), default=0)
+        values = _noise(longest)
+        parameters = [(n, values[: math.prod(shape)].view(shape)) for n, shape in self.shapes.items()]
+        return Session(parameters, self.exchange, rank_info=rank_info, dense_below=self.dense_below)
+
+    def play(self, workers: int, repeats: int) -> tuple[tuple[tuple[Job, ...], ...], int | None]:
+        """The jobs of a step (of two, if they differ), and after how many steps replicas are averaged.
+
+        Without repeats only the rounds are recorded, and the work after the last one is not done.
+        """
+        sample = self._sample(WHOLE_SAMPLE if self.whole else SAMPLE)
+        with _one_thread_if_busy():
+            found = [
+                self._as_leader(sample, workers, each, repeats) for each in self._different_steps(workers)
+            ]
+        steps = tuple(each.jobs_of(sample) for each in found)
+        return steps, found[0].session.reconcile_every
+
+    def _different_steps(self, workers: int) -> list[int]:
+        """Two steps if a method alternates, otherwise one; a small part of the model is enough to tell."""
+        if self.exchange.traits.payload == "fixed":
+            return [STEPS[0]]
+        sample = self._sample(SMALL_SAMPLE)
+        first, second = (self._as_leader(sample, workers, step, 0).jobs for step in STEPS)
+        return [STEPS[0]] if _alike(first, second) else list(STEPS)
+
+    def _as_leader(self, sample: Sample, workers: int, step: int, repeats: int) -> _Played:
+        """Play rank 0, or the rank whose broadcast the others wait for."""
+        rank, sent = 0, Blocks()
+        for _ in range(4):
+            try:
+                return self._played(sample, RankInfo(rank, workers), step, sent, repeats)
+            except ElsewhereError as elsewhere:
+                rank = elsewhere.src
+            except UnknownBlockError as unknown:
+                with contextlib.suppress(ElsewhereError, UnknownBlockError):
+                    self._played(sample, RankInfo(unknown.src, workers), step, sent, 0)
+        raise AssertionError(f"{self.exchange}: every rank waits for what another one sends")
+
+    def _played(self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int) -> _Played:
+        session = self._session(rank_info)
+        session.engine.step = step
+        mirror = Mirror(rank_info, sent)
+
+        def turn(number: int) -> tuple[Job, ...]:
+            programs = enumerate(self._programs(session, sample, number))
+            return tuple(mirror.run(each, place, to_the_end=repeats > 0) for place, each in programs)
+
+        turns = [turn(0)]
+        began = time.perf_counter()
+        # A kernel may be loaded in the first turn that has a residual; the whole model at once has none.
+        least = 1 if self.whole else 2
+        while len(turns) <= repeats and (len(turns) <= least or time.perf_counter() - began < LONG_ENOUGH):
+            turns.append(turn(len(turns)))
+        measured = turns[1:] or turns  # the first turn makes states and workspaces
+        # Other work on this machine makes a turn longer, never shorter: the shortest counts.
+        jobs = tuple(min(same, key=lambda job: job.work) for same in zip(*measured, strict=True))
+        return _Played(session, jobs, mirror.operations)
+
+    def _programs(self, session: Session, sample: Sample, turn: int) -> Generator[Program, None, None]:
+        """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
+        cpu = torch.device("cpu")
+        views: list[View] = []
+        for bucket in sample.buckets:
+            buffer = self._buffer(bucket).roll(SHIFT * turn)
+            views.append(View(session.engine.layout(bucket, cpu), buffer, buffer))
+            if not self.whole:
+                self._clear_ends(views, session.rank_info)
+                yield session.engine.program([views.pop()])
+        if views:
+            self._clear_ends(views, session.rank_info)
+            yield session.engine.program(views)
+
+    def _clear_ends(self, views: Sequence[View], rank_info: RankInfo) -> None:
+        """Some methods cut a tensor into ranges of one length, one for each rank.
+
+        The last range may reach beyond the tensor, where nobody has entries to send. So this rank, which
+        stands for the last one, too, must not have any at the end of its range.
+        """
+        positions = {name: number for number, name in enumerate(self.shapes)}
+        for group in plan([view.layout for view in views], self._router, positions):
+            length = -(-group.layout.numel // rank_info.size)
+            end = (rank_info.rank + 1) * length
+            begin = end - (length * rank_info.size - group.layout.numel)
+            for x, _ in group.memory(views):
+                x[max(0, begin) : max(0, end)] = 0
+                begin, end = begin - x.numel(), end - x.numel()
+
+    def _buffer(self, bucket: Sequence[str]) -> torch.Tensor:
+        given = self.gradients
+        if given is None:
+            return _noise(self._entries(bucket))
+        return torch.cat([given[name].detach().float().reshape(-1) for name in bucket])
+
+    def reconciliation(self, workers: int) -> Job:
+        session = self._session(RankInfo(0, workers))
+        copies = [(name, tensor.clone()) for name, tensor in session.engine.parameters.items()]
+        own = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
+        return Mirror(own.rank_info).run(own.reconciliation())
+
+
+@contextlib.contextmanager
+def _one_thread_if_busy() -> Generator[None, None, None]:
+    """On a busy machine threads mostly wait for each other: one thread alone is closer to the real work."""
+    threads = torch.get_num_threads()
+    busy = threads > 1 and os.getloadavg()[0] > (os.cpu_count() or 1)
+    if busy:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if busy:
+            torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def _random_numbers() -> torch.Tensor:
+    return torch.randn(NOISE, generator=torch.Generator().manual_seed(0))
+
+
+def _noise(entries: int) -> torch.Tensor:
+    """This many normally distributed numbers, always the same; they must not be changed."""
+    if entries <= NOISE:
+        return _random_numbers()[:entries]
+    return _random_numbers().repeat(-(-entries // NOISE))[:entries]
+
+
+def _alike(first: Sequence[Job], second: Sequence[Job]) -> bool:
+    """Whether two steps take the same operations; lengths that depend on the data differ a little."""
+    for one, other in zip(first, second, strict=True):
+        if [r.operation for r in one.rounds] != [r.operation for r in other.rounds]:
+            return False
+        for a, b in zip(one.rounds, other.rounds, strict=True):
+            if not math.isclose(a.sent + a.received, b.sent + b.received, rel_tol=0.01, abs_tol=64):
+                return False
+    return True
