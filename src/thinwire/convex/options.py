@@ -32,9 +32,11 @@ class Objective:
     gradient: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def value(self, theta: torch.Tensor) -> float:
+        """The loss at these parameters."""
         return float(self.loss(theta))
 
     def slope(self, theta: torch.Tensor) -> torch.Tensor:
+        """The gradient at these parameters, flat and in float64."""
         if self.gradient is not None:
             found = self.gradient(theta)
         else:
@@ -94,14 +96,17 @@ class Descent:
 
     @property
     def coder(self) -> Coder:
+        """How uploads are coded."""
         return Coder(self.bits if self.algorithm in ("qgd", "laq") else self.float_bits)
 
     @property
     def weight(self) -> float:
+        """xi, or the papers' value if it is None."""
         default = 0.8 / self.window if self.algorithm == "laq" else _XI.get(self.algorithm, 0.0)
         return default if self.xi is None else self.xi
 
     def check_workers(self, workers: int) -> None:
+        """Raise `ConfigError` unless "lag-ps" has a smoothness for each worker."""
         if self.algorithm != "lag-ps":
             return
         given = None if self.smoothness is None else len(self.smoothness)
@@ -162,6 +167,7 @@ class Trace:
 
     @property
     def last(self) -> Iteration:
+        """The last iteration."""
         return self.iterations[-1]
 
     def reached(self, gap: float) -> Iteration | None:

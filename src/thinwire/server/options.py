@@ -117,10 +117,12 @@ class AsyLPG:
 
     @property
     def l1(self) -> float:
+        """The strength of the l1 term, or 0."""
         return self.strength if self.prox == "l1" else 0.0
 
     @property
     def l2(self) -> float:
+        """The strength of the l2 term, or 0."""
         return self.strength if self.prox == "l2" else 0.0
 
     def theta(self, epoch: int) -> float:

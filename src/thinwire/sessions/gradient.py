@@ -89,6 +89,7 @@ class Session(BaseSession):
 
     @property
     def method(self) -> Exchange:
+        """The method, with all its options."""
         return self.engine.method
 
     # -- averaging -------------------------------------------------------------------------------------
@@ -143,9 +144,11 @@ class Session(BaseSession):
 
     @property
     def reconcile_every(self) -> int | None:
+        """The number of steps after which replicas are made equal; None if they always are."""
         return self._reconcile_every
 
     def replicas(self) -> Replicas:
+        """This rank's parameters."""
         return self._replicas
 
     def reconcile(self, *, when_due: bool = False) -> None:
