@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run lint check test test-slow coverage mutants walk bench pages clean
+.PHONY: setup run lint check test test-slow coverage mutants walk bench pages docs clean
 
 setup: .venv/ready
 
@@ -53,6 +53,10 @@ bench: setup
 # docs/methods, from the docstrings and the measured table.
 pages: setup
 	$(BIN)/python -m reproductions.method_pages
+
+# The documentation as a website, in out/site. A broken link, a page that is in no menu and an unknown name are errors.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv out

@@ -30,8 +30,8 @@ class Run:
 
     def __init__(self, method: str) -> None:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-        self.model = DistributedDataParallel(model)
+        layers = [nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
+        self.model = DistributedDataParallel(nn.Sequential(*layers))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 100, 0.5)
         self.session = thinwire.attach(self.model, method, optimizer=self.optimizer)

@@ -28,9 +28,12 @@ def start(folder: Path, **options) -> subprocess.Popen[str]:
 
 
 def run(folder: Path, **options) -> str:
-    with start(folder, **options) as process:
-        printed = process.communicate(timeout=150)[0]
-    assert process.returncode == 0, printed[-2000:]
+    process = start(folder, **options)
+    try:
+        printed = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, printed[-8000:]
     return printed
 
 
@@ -72,7 +75,7 @@ def test_a_killed_run_restarts_and_ends_with_the_same_bits(tmp_path: Path, strai
                 os.kill(killed[-1], signal.SIGKILL)
         process.wait(timeout=150)
     text = "".join(printed)
-    assert process.returncode == 0, text[-2000:]
+    assert process.returncode == 0, text[-8000:]
     assert len(killed) == 2
     first, second = begins(text)
     assert first == 0
@@ -83,7 +86,9 @@ def test_a_killed_run_restarts_and_ends_with_the_same_bits(tmp_path: Path, strai
     assert len(list(tmp_path.glob("step-*"))) == 2
 
 
-@pytest.mark.parametrize("method", ["topk(ratio=0.01)", "pqasgd(every=8, bits=8)"])
+@pytest.mark.parametrize(
+    "method", ["topk(ratio=0.01)", pytest.param("pqasgd(every=8, bits=8)", marks=pytest.mark.slow)]
+)
 def test_it_continues_with_more_and_with_fewer_ranks(tmp_path: Path, method: str) -> None:
     for ranks, steps, expected in ((2, 40, 0), (3, 80, 40), (1, 100, 80)):
         text = run(tmp_path, ranks=ranks, steps=steps, method=method)
