@@ -1,5 +1,6 @@
 """Checkpoint and resume: a run that survives crashes and continues, also with another number of ranks.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/checkpoint.py --folder out/checkpoints
 
 Kill a worker (`kill -9`) and torchrun starts all of them again; they continue from the last checkpoint. Or
@@ -102,7 +103,18 @@ def read(file: Path) -> dict:
     return torch.load(file, weights_only=True)
 
 
+def check_launcher() -> None:
+    """Refuse a launcher under which restarted workers may hang."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise SystemExit(
+            "torchrun's store outlives a restart, and new workers may find the addresses of the dead ones: "
+            "start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+        )
+
+
 def main() -> None:
+    check_launcher()
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
