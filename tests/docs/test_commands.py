@@ -282,7 +282,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_alone")
-@pytest.mark.filterwarnings("default")  # PyTorch's own hooks warn
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own hooks warn
 @pytest.mark.parametrize("page", sorted(WITH_PYTHON))
 def test_the_python_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks one after the other, as one program."""
