@@ -230,6 +230,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_runs(command: str, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
     monkeypatch.syspath_prepend(str(clone))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clone), *sys.path]))  # for processes that it starts
     assigned, plain = environment_of(command)
     for name, value in assigned.items():
         monkeypatch.setenv(name, value)
@@ -240,7 +241,7 @@ def test_a_command_runs(command: str, clone: Path, monkeypatch: pytest.MonkeyPat
         )
         assert made.exit_code == 0, made.output
     if words[0] == "torchrun":
-        torchrun(words[1:], clone)
+        torchrun(words[1:])
         return
     name = words[0] if words[0] == "thinwire" else " ".join(words[:3])
     result = call(name, words[1 if name == "thinwire" else 3 :])
@@ -251,9 +252,8 @@ def call(name: str, words: list[str]) -> Any:
     return CliRunner().invoke(APPS[name], words)
 
 
-def torchrun(words: list[str], clone: Path) -> None:
-    paths = os.pathsep.join([str(clone), *sys.path])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+def torchrun(words: list[str]) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", *words]
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=150, env=environment, check=False)
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"

@@ -27,10 +27,12 @@ class Problem(Protocol):
     @property
     def size(self) -> int:
         """The number of parameters."""
+        ...
 
     @property
     def rows(self) -> int:
         """The number of rows."""
+        ...
 
     @property
     def kernels(self) -> tuple[str, ...]:
