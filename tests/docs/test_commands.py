@@ -7,6 +7,7 @@ the rest.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -26,9 +27,11 @@ import typer
 from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
+import thinwire
 from benchmarks.cli import bench
 from reproductions.cli import app as reproductions
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
+from thinwire import list_methods, list_schedules
 from thinwire.tools.cli import app
 
 APPS = {"thinwire": app, "python -m thinwire": app, "python -m benchmarks": bench}
@@ -52,21 +55,21 @@ class Rule:
 
 RULES = (
     Rule(r"make ", skip="only that the target exists is checked"),
+    Rule(r"python -m (?!benchmarks\b|reproductions\b)", skip="only that the module exists is checked"),
     # Mentions of a command, without what it needs.
     Rule(
         r"(thinwire (plan|report|lab|compare|gradients)|python -m (benchmarks|reproductions))$",
         options="--help",
     ),
-    Rule(r"thinwire lab run .*-- ", skip="needs root"),
     Rule(r"thinwire lab |.*\blab:|python -m benchmarks predict", skip="needs root"),
     Rule(r"thinwire .*\bDATA\b", skip="needs the datasets"),
     Rule(
         r"thinwire compare",
         options="--steps 2 --workers 2 --evaluate-every 2 -m dense",
-        edits=((r" -m .*", ""),),
+        edits=((r" -m .*", ""), (r" --epochs \S+", "")),
     ),
     Rule(r"thinwire report", edits=((r"report \S+", "report out/made"),)),
-    Rule(r"thinwire plan", edits=((r"25000000", "200000"),), options="--workers 2"),
+    Rule(r"thinwire plan", edits=((r"--parameters \S+", "--parameters 200000"),), options="--workers 2"),
     Rule(r"thinwire gradients", options="--steps 2 --workers 2"),
     Rule(r"python -m benchmarks overhead", options="--steps 1"),
     Rule(r"python -m benchmarks methods", options="--size 5000 -m topk"),
@@ -77,7 +80,9 @@ RULES = (
     Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk"),
     Rule(r"python -m benchmarks peers", options="--steps 1", slow=True),
     Rule(r"python -m benchmarks all", options="--steps 1 --size 5000", slow=True),
-    Rule(r"python -m reproductions all .*--finished", edits=((r"--data DATA ?", ""),)),
+    Rule(
+        r"python -m reproductions all .*--finished", edits=((r"all .*--finished", "lag --quick --finished"),)
+    ),
     Rule(r"python -m reproductions", edits=((r" --data DATA", ""),), options="--quick", slow=True),
     Rule(r"torchrun .*\bHOST\b", skip="needs several machines"),
     Rule(r"torchrun .*train\.py", skip="train.py stands for the reader's own script"),
@@ -98,7 +103,7 @@ RULES = (
 
 
 def rule_for(command: str) -> Rule:
-    _, plain = environment_of(command)
+    plain = environment_of(command)[1].replace("python -m thinwire", "thinwire")
     return next((rule for rule in RULES if re.match(rule.pattern, plain)), Rule(""))
 
 
@@ -162,12 +167,6 @@ make = 1
     )
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern)
-def test_a_rule_is_for_some_command_or_another_one_on_the_way(rule: Rule) -> None:
-    re.compile(rule.pattern)
-    assert not (rule.slow and rule.skip)
-
-
 @pytest.mark.parametrize("command", sorted(FOUND))
 def test_a_command_has_valid_options(command: str) -> None:
     """Without running it; also those that need data, root or several machines."""
@@ -180,8 +179,10 @@ def test_a_command_has_valid_options(command: str) -> None:
         check_torchrun(words[1:], where)
     else:
         name = words[0] if words[0] == "thinwire" else " ".join(words[:3])
-        assert name in APPS, f"{where}: an unknown module"
-        check_options(APPS[name], words[1 if name == "thinwire" else 3 :], where)
+        if name in APPS:
+            check_options(APPS[name], words[1 if name == "thinwire" else 3 :], where)
+        else:
+            assert importlib.util.find_spec(words[2]), f"{where}: there is no module {words[2]}"
 
 
 def check_torchrun(words: list[str], where: str) -> None:
@@ -240,6 +241,8 @@ def test_a_command_runs(command: str, clone: Path, monkeypatch: pytest.MonkeyPat
             "thinwire", [*shlex.split(smaller("thinwire compare --link none")[9:]), "--out", "out/made"]
         )
         assert made.exit_code == 0, made.output
+    if "--finished" in words:  # shows what an earlier run has found
+        assert call("python -m reproductions", ["lag", "--quick"]).exit_code == 0
     if words[0] == "torchrun":
         torchrun(words[1:])
         return
@@ -257,6 +260,20 @@ def torchrun(words: list[str]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", *words]
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=150, env=environment, check=False)
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
+
+
+# -- method strings ----------------------------------------------------------------------------------------
+
+METHODS = {**list_methods(), **list_schedules()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_method_string_is_one(page: Path) -> None:
+    """Inline code such as `topk(ratio=0.01)`; `topk(ratio)` and `topk(...)` only name options."""
+    for text in re.findall(r"(?<!`)`(\w+\([^`\n]*\))`(?!`)", page.read_text()):
+        name, _, options = text.partition("(")
+        if name in METHODS and "=" in options and "..." not in options:
+            thinwire.parse(text)
 
 
 # -- blocks of Python --------------------------------------------------------------------------------------
