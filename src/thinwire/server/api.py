@@ -50,8 +50,8 @@ def serve(
     Args:
         problem: what is minimised; the server uses its sizes and its initial parameters.
         options: equal on all servers and workers.
-        workers: the expected number of workers. The run begins when they have joined, or with at least `min_workers`
-            of them after `timeout` seconds; more may come at any time.
+        workers: the expected number of workers. The run begins when they have joined, or with at least
+            `min_workers` of them after `timeout` seconds; more may come at any time.
         min_workers: with fewer the run ends, on all sides, with a `PeerError`.
         shard, shards: which part of the parameters this server keeps.
         store: of `torch.distributed`; that of the default group by default.
