@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run lint check test test-slow coverage mutants walk bench pages dist clean
+.PHONY: setup run lint check test test-slow coverage mutants walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -59,6 +59,10 @@ dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/twine check --strict dist/*
+
+# The documentation as a website, in out/site. A broken link, a page that is in no menu and an unknown name are errors.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv out dist

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import digits, kernels, methods, overhead, peers, predictions, scale
+from benchmarks import digits, kernels, memory, methods, overhead, peers, predictions, scale
 from benchmarks.common import Size, Threads
 from thinwire.tools.cli.show import JsonFile, save
 from thinwire.tools.cli.usage_errors import OneLineErrors
@@ -21,6 +21,7 @@ bench = typer.Typer(
 bench.command("overhead")(overhead.command)
 bench.command("kernels")(kernels.command)
 bench.command("methods")(methods.command)
+bench.command("memory")(memory.command)
 bench.command("peers")(peers.command)
 bench.command("scale")(scale.command)
 bench.command("digits")(digits.command)

@@ -46,6 +46,11 @@ class Characters(nn.Module):
         return self.head(self.body(x, mask=self.future))
 
 
+def perplexity(losses: list[float]) -> float:
+    """Of the last 50 batches; each of them is new to the model when its loss is computed."""
+    return math.exp(sum(losses[-50:]) / len(losses[-50:]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
@@ -68,6 +73,7 @@ def main() -> None:
     session = thinwire.attach(model, arguments.method, optimizer=optimizer)
 
     rng = torch.Generator().manual_seed(1 + dist.get_rank())
+    losses: list[float] = []
     for step in range(arguments.steps):
         begins = torch.randint(len(text) - WINDOW - 1, (arguments.batch, 1), generator=rng)
         window = characters[begins + torch.arange(WINDOW + 1)]
@@ -77,12 +83,13 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        losses.append(loss.item())
         if dist.get_rank() == 0 and (step + 1) % 50 == 0:
-            print(f"step {step + 1}: perplexity {math.exp(loss.item()):.2f}")
+            print(f"step {step + 1}: perplexity {perplexity(losses):.2f}")
 
     if dist.get_rank() == 0:
         meter = session.meter
-        print(f"perplexity {math.exp(loss.item()):.2f} of {len(symbols)} symbols with {session.method}")
+        print(f"perplexity {perplexity(losses):.2f} of {len(symbols)} symbols with {session.method}")
         sent = meter.sent_bytes / meter.steps
         print(f"{sent:,.0f} bytes sent per step; the gradient has {session.dense_bytes:,} bytes")
     dist.destroy_process_group()

@@ -301,7 +301,7 @@ def _speed_up(work: _Run, outcome: Outcome) -> None:
         f"O((M K)^-0.5), hence at most about {most**-0.5:.2f} times as much with {most} workers",
         f"exponent (and the norm with {most} workers over that with one): {measured}",
         all(value <= FLATTEST for value in slopes.values()),
-        f"outside of the conditions the norm is {min(worse):,.0f} to {max(worse):,.0f} times that of full "
+        f"outside the conditions the norm is {min(worse):,.0f} to {max(worse):,.0f} times that of full "
         "communication. With two local steps and no quantisation it falls faster than with full "
         f"communication: with {most} workers and {shortest} steps it is {local:.2f} times as large, with "
         f"batches of {larger} {calmer:.2f} times. Local steps damp the noise of small batches",
@@ -335,7 +335,7 @@ def _conditions(work: _Run, outcome: Outcome) -> None:
         one: run.own_mean_square / full[one.sorted_labels].own_mean_square for one, run in found.items()
     }
     outcome.table(
-        f"hyper-parameters inside and outside of the conditions, M = {workers}, K = {steps}: mean squared "
+        f"hyper-parameters inside and outside the conditions, M = {workers}, K = {steps}: mean squared "
         "gradient norm at a worker's parameters over that of full communication",
         {"method": "", "shards": "", "condition": "", "": "", "ratio": ".2f"},
         [
@@ -357,7 +357,7 @@ def _conditions(work: _Run, outcome: Outcome) -> None:
         coarsest = max(one.allowed for one in inside)
         outcome.claim(
             f"{label} keeps the rate if it is configured properly, and only then",
-            "O(1/sqrt(MK)) inside of the conditions (abstract; constants not recovered)",
+            "O(1/sqrt(MK)) inside the conditions (abstract; constants not recovered)",
             f"times the gradient norm of full communication: inside {_range(list(inside.values()))}, outside "
             f"{_range(outside)}",
             bounded and min(outside) > 2 * max(inside.values()),

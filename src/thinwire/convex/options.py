@@ -36,13 +36,15 @@ class Objective:
     both: Callable[[torch.Tensor], tuple[torch.Tensor | float, torch.Tensor]] | None = None
 
     def value(self, theta: torch.Tensor) -> float:
+        """The loss at these parameters."""
         return float(self.loss(theta))
 
     def slope(self, theta: torch.Tensor) -> torch.Tensor:
+        """The gradient at these parameters, flat and in float64."""
         return self.value_and_slope(theta)[1]
 
     def value_and_slope(self, theta: torch.Tensor) -> tuple[float | None, torch.Tensor]:
-        """The value is None where it is not computed on the way to the gradient."""
+        """Loss and gradient. The loss is None where it is not computed on the way to the gradient."""
         value: torch.Tensor | float | None = None
         if self.both is not None:
             value, found = self.both(theta)
@@ -112,18 +114,22 @@ class Descent:
 
     @property
     def by_server(self) -> bool:
+        """Whether a server chooses the workers of an iteration."""
         return self.algorithm in BY_SERVER
 
     @property
     def coder(self) -> Coder:
+        """How uploads are coded."""
         return Coder(self.bits if self.algorithm in ("qgd", "laq") else self.float_bits)
 
     @property
     def weight(self) -> float:
+        """xi, or the papers' value if it is None."""
         default = 0.8 / self.window if self.algorithm == "laq" else _XI.get(self.algorithm, 0.0)
         return default if self.xi is None else self.xi
 
     def check_workers(self, workers: int) -> None:
+        """Raise `ConfigError` unless there is a smoothness for each worker, where it is needed."""
         if self.algorithm not in ("lag-ps", "iag-random"):
             return
         given = None if self.smoothness is None else len(self.smoothness)
@@ -184,6 +190,7 @@ class Trace:
 
     @property
     def last(self) -> Iteration:
+        """The last iteration."""
         return self.iterations[-1]
 
     def reached(self, gap: float) -> Iteration | None:

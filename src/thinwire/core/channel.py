@@ -174,9 +174,11 @@ class Channel:
         return self._hash(f"rank {self.rank}")
 
     def shared_rng(self) -> torch.Generator:
+        """A generator that is equal on all ranks, new for every step and tensor."""
         return self._generator(self.shared_seed())
 
     def private_rng(self) -> torch.Generator:
+        """A generator of this rank alone, new for every step and tensor."""
         return self._generator(self.private_seed())
 
     def _hash(self, who: str) -> int:

@@ -11,30 +11,36 @@ from thinwire.errors import ConfigError
 
 
 def fraction(method: str, option: str, value: object) -> None:
+    """A number above 0 and up to 1."""
     if not _is_number(value) or not 0 < value <= 1:
         raise ConfigError(f"{method}: {option} must be a number above 0 and up to 1, not {value!r}")
 
 
 def ratio(method: str, value: object) -> None:
+    """The option `ratio`: a number above 0 and up to 1."""
     fraction(method, "ratio", value)
 
 
 def momentum(method: str, value: object) -> None:
+    """The option `momentum`: a number from 0 up and below 1."""
     if not _is_number(value) or not 0 <= value < 1:
         raise ConfigError(f"{method}: momentum must be a number from 0 up and below 1, not {value!r}")
 
 
 def positive(method: str, option: str, value: object) -> None:
+    """A finite number above 0."""
     if not _is_number(value) or not 0 < value < math.inf:
         raise ConfigError(f"{method}: {option} must be a finite number above 0, not {value!r}")
 
 
 def not_negative(method: str, option: str, value: object) -> None:
+    """A finite number from 0 up."""
     if not _is_number(value) or not 0 <= value < math.inf:
         raise ConfigError(f"{method}: {option} must be a finite number from 0 up, not {value!r}")
 
 
 def whole(method: str, option: str, value: object, lowest: int, highest: int | None = None) -> None:
+    """A whole number from `lowest` up, or to `highest`."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
@@ -46,20 +52,24 @@ def whole(method: str, option: str, value: object, lowest: int, highest: int | N
 
 
 def one_of(method: str, option: str, value: object, allowed: Collection[object]) -> None:
+    """One of the `allowed` values."""
     if value not in allowed or isinstance(value, bool):
         raise ConfigError(f"{method}: {option} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
 def scope(method: str, value: object) -> None:
+    """The option `scope`: "tensor", "bucket" or "model"."""
     one_of(method, "scope", value, ("tensor", "bucket", "model"))
 
 
 def flag(method: str, option: str, value: object) -> None:
+    """True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")
 
 
 def exchange(method: str, option: str, value: object) -> None:
+    """Another method that averages tensors."""
     if not isinstance(value, Exchange):
         raise ConfigError(
             f"{method}: {option} must be a method that averages tensors, such as QSGD(bits=4), not {value!r};"

@@ -32,6 +32,7 @@ class Configured:
     """The paper."""
 
     def options(self) -> dict[str, Any]:
+        """The options and their values, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:

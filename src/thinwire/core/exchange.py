@@ -42,6 +42,7 @@ class State:
     """Base class of states: a dataclass of tensors, each declared with one of the functions above."""
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
+        """The fields of one kind: "residual", "momentum", "replicated" or "own"."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}
 
     def coordinates(self) -> dict[str, torch.Tensor]:
@@ -63,7 +64,8 @@ class Exchange(Configured, ABC):
 
     @property
     @abstractmethod
-    def traits(self) -> Traits: ...
+    def traits(self) -> Traits:
+        """What this configuration guarantees and requires."""
 
     @abstractmethod
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:

@@ -20,10 +20,12 @@ class Slot:
 
     @cached_property
     def numel(self) -> int:
+        """The number of entries."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> int:
+        """The offset after the last entry."""
         return self.offset + self.numel
 
 
@@ -55,10 +57,12 @@ class Layout:
 
     @cached_property
     def numel(self) -> int:
+        """The number of entries of all parameters."""
         return sum(slot.numel for slot in self.slots)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The names of the parameters, in order."""
         return tuple(slot.name for slot in self.slots)
 
     @cached_property
@@ -68,6 +72,7 @@ class Layout:
 
     @property
     def dense_bytes(self) -> int:
+        """The bytes of the flat tensor."""
         return self.numel * self.dtype.itemsize
 
     def pick(self, slots: Iterable[Slot]) -> Layout:

@@ -93,6 +93,7 @@ class CellCounts(Additive):
 
     @cached_property
     def partition(self) -> Partition:
+        """The cells."""
         return Partition(np.array(self.edges, np.int64))
 
     @cached_property

@@ -52,6 +52,7 @@ class ExactCounts(Additive):
         return self.sums_of(counted(samples, self.domain))
 
     def sums_of(self, counts: I64) -> Sums:
+        """The message for counts that are known already."""
         total = int(counts.sum())
         self.check_count(total)
         return Sums(counts.astype(self.empty().dtype), total)

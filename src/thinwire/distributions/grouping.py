@@ -34,10 +34,12 @@ class Grouping(FewBits):
 
     @property
     def width(self) -> int:
+        """The number of symbols in a block."""
         return (1 << self.bits) - 1
 
     @property
     def groups(self) -> int:
+        """The number of blocks, and of groups of players."""
         return -(-self.domain // self.width)
 
     @property

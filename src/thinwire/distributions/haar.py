@@ -103,6 +103,7 @@ class HaarSketch(Additive):
 
     @property
     def terms(self) -> int:
+        """The number of Haar coefficients that are read from the sketch."""
         return haar_terms(self.domain, self.pieces)
 
     def encode(self, samples: Any, rng: np.random.Generator | None = None, first: int = 0) -> Sums:

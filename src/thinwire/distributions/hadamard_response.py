@@ -67,6 +67,7 @@ class HadamardResponse(_Private):
 
     @property
     def size(self) -> int:
+        """The size of the Hadamard matrix: a power of two above the domain."""
         return power_of_two(self.domain + 1)
 
     @property

@@ -60,11 +60,13 @@ class Monotone(Coded):
 
     @cached_property
     def partition(self) -> Partition:
+        """The cells, which get longer with the symbol."""
         edges = birge_edges(self.domain, self.epsilon)
         return Partition(self.domain - edges[::-1] if self.increasing else edges)
 
     @property
     def cells(self) -> int:
+        """The number of cells."""
         return self.partition.cells
 
     @cached_property

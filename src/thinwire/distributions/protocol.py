@@ -152,6 +152,7 @@ class Protocol(ABC, Generic[Message]):
         return Partition.of_symbols(self.domain), values, self.variance(onto_simplex(values), n)
 
     def check_count(self, n: int) -> None:
+        """Raise `ConfigError` if n messages are too few for an estimate."""
         if n < self.smallest:
             raise ConfigError(
                 f"{self} needs {self.smallest:,} messages or more, not {n:,}: the domain of {self.domain:,} "
@@ -208,11 +209,13 @@ class Coded(Protocol[Messages]):
 
     @property
     def code_limit(self) -> int:
+        """Codes are below this number."""
         return 1 << self.bits_per_message
 
     @property
     @abstractmethod
-    def tally_size(self) -> int: ...
+    def tally_size(self) -> int:
+        """The number of counters that the decoder needs."""
 
     def empty(self, parts: Sequence[Messages]) -> I64:
         """A tally of nothing, to which these messages can be added."""
@@ -286,6 +289,7 @@ class Additive(Protocol[Sums]):
         """The estimate from the sum of all tables."""
 
     def added(self, parts: Sequence[Sums]) -> Sums:
+        """The sum of all tables, checked."""
         table = self.empty()
         for part in parts:
             if part.table.shape != table.shape or part.table.dtype != table.dtype:

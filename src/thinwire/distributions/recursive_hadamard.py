@@ -23,7 +23,8 @@ class HadamardSigns(Coded):
 
     @property
     @abstractmethod
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """The number of blocks of the domain."""
 
     @property
     def contrast(self) -> float:
@@ -32,6 +33,7 @@ class HadamardSigns(Coded):
 
     @property
     def rows(self) -> int:
+        """The number of rows of the Hadamard matrix of a block."""
         return power_of_two(-(-self.domain // self.blocks))
 
     @property

@@ -43,10 +43,12 @@ class SimulateAndInfer(FewBits):
 
     @property
     def width(self) -> int:
+        """The number of symbols that a message can name."""
         return (1 << self.bits) - 1
 
     @property
     def groups(self) -> int:
+        """The number of groups that players take turns in."""
         return -(-2 * self.domain // self.width)
 
     @property

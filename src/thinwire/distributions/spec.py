@@ -43,4 +43,5 @@ class LearningSpec:
             check_epsilon(self.epsilon)
 
     def describe(self) -> dict[str, Any]:
+        """The settings by name, for the ranks to compare."""
         return {f"learn: {name}": value for name, value in asdict(self).items()}

@@ -221,16 +221,20 @@ class AutoSession(BaseSession):
 
     @property
     def engine(self) -> Engine:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The engine of the session at work."""
         return self.session.engine
 
     @property
     def reconcile_every(self) -> int | None:
+        """As for a `Session`."""
         return self.session.reconcile_every
 
     def reconcile(self) -> None:
+        """As for a `Session`."""
         self.session.reconcile()
 
     def replicas(self) -> Replicas:
+        """This rank's parameters."""
         return self.session.replicas()
 
     def throttle(self, links: str | Links, *, seed: int = 0) -> None:
@@ -252,6 +256,7 @@ class AutoSession(BaseSession):
         self.session.load_state_dict(state, on_resize=on_resize)
 
     def detach(self) -> None:
+        """Stop: remove all hooks and close the private groups. Call it on every rank."""
         self._stop_watching()
         self.session.detach()
 

@@ -63,14 +63,17 @@ class Meter:
                 self._counted_until = max(ended, self._counted_until)
 
     def count_step(self) -> None:
+        """Count one step."""
         with self._lock:
             self.steps += 1
 
     def count_work(self, seconds: float) -> None:
+        """Count the time of a method's own work."""
         with self._lock:
             self.work_seconds += seconds
 
     def reset(self) -> None:
+        """Start again from zero."""
         with self._lock:
             self.steps = 0
             self.work_seconds = 0.0
@@ -99,31 +102,38 @@ class Meter:
 
     @property
     def total(self) -> Tally:
+        """The totals of all operations."""
         with self._lock:
             return functools.reduce(Tally.plus, self.by_operation.values(), Tally())
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes that methods passed to the channel."""
         return self.total.payload_bytes
 
     @property
     def overhead_bytes(self) -> int:
+        """Frame headers and length tables."""
         return self.total.overhead_bytes
 
     @property
     def sent_bytes(self) -> int:
+        """Bytes that this rank's network interface sent."""
         return self.total.sent_bytes
 
     @property
     def received_bytes(self) -> int:
+        """Bytes that this rank's network interface received."""
         return self.total.received_bytes
 
     @property
     def rounds(self) -> int:
+        """Collectives issued so far."""
         return self.total.operations
 
     @property
     def seconds(self) -> float:
+        """The time of all operations added up, overlapping ones included."""
         return self.total.seconds
 
 

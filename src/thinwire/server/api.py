@@ -48,18 +48,18 @@ def serve(
     """Keep (a shard of) the parameters until all epochs are done.
 
     Args:
-        problem: what is minimised; of it the server needs the sizes and the parameters to begin with.
+        problem: what is minimised; the server uses its sizes and its initial parameters.
         options: equal on all servers and workers.
-        workers: how many are expected. The run begins when they have joined, or with at least `min_workers`
-            of them after `timeout` seconds; more may come at any time.
+        workers: the expected number of workers. The run begins when they have joined, or with at least
+            `min_workers` of them after `timeout` seconds; more may come at any time.
         min_workers: with fewer the run ends, on all sides, with a `PeerError`.
         shard, shards: which part of the parameters this server keeps.
         store: of `torch.distributed`; that of the default group by default.
         name: tells several runs over one store apart.
-        timeout: seconds after which a worker that owes an answer is given up. A full gradient over a worker's
-            part of the rows must take less.
+        timeout: the server gives up a worker that does not answer for so many seconds. A full gradient over
+            a worker's part of the rows must take less.
         checkpoint: file for the state, written at every epoch, and every `checkpoint_every` updates.
-        resume: go on from that file.
+        resume: continue from that file.
         progress: a line on the terminal; by default on shard 0, if there is a terminal.
         on_epoch: called with the record of every snapshot.
     """

@@ -32,22 +32,23 @@ SCHEDULES: dict[str, Schedule] = {
 class AsyLPG:
     """Asynchronous variance-reduced proximal gradients, quantised on the way down and up.
 
-    In epoch s all know the parameters x~ exactly, and the server the full gradient g~ there. Then, without
-    waiting for each other, workers get Q(x), take some rows a, send Q(grad f_a(Q(x)) - grad f_a(x~)), and the
-    server does x = prox(x - lr (what came + g~)). After `epoch_length` such updates x~ = x.
+    In epoch s all sides know the parameters x~ exactly, and the server knows the full gradient g~ at x~. Then
+    each worker, without waiting for the others, gets Q(x), takes some rows a, and sends
+    Q(grad f_a(Q(x)) - grad f_a(x~)). The server does x = prox(x - lr (received difference + g~)). After
+    `epoch_length` such updates x~ = x.
 
     Args:
         variant: "asylpg"; "sparse" (the way up keeps few coordinates, drawn at random without bias);
             "accelerated" (x = x~ + theta_s (y - x~), steps on y, and x~ becomes the mean of all x).
-        bits_down: bits a parameter; None: as few as the rule E|Q(x) - x|^2 <= mu |x - x~|^2 needs; 32:
+        bits_down: bits per parameter; None: as few as the rule E|Q(x) - x|^2 <= mu |x - x~|^2 needs; 32:
             float32.
-        bits_up: bits a coordinate of the gradient difference, 2 to 16; 32: float32. Unused by "sparse".
+        bits_up: bits per coordinate of the gradient difference, 2 to 16; 32: float32. Unused by "sparse".
         mode: "paper" quantises x; "centered" quantises x - x~, which needs no more bits as x nears x~.
         mu: the precision rule's constant.
         max_staleness: no update is applied more than so many updates after its parameters were sent.
-        epochs, epoch_length: how many epochs, and updates in each.
-        batch: rows of an update.
-        prox, strength: h(x), beside the loss: "none", "l1" (strength |x|) or "l2" (strength / 2 |x|^2).
+        epochs, epoch_length: the number of epochs, and of updates in each.
+        batch: rows per update.
+        prox, strength: h(x), added to the loss: "none", "l1" (strength |x|) or "l2" (strength / 2 |x|^2).
         lr: step size.
         lr_schedule: "constant", "sqrt" (lr / sqrt(s+1)), "inverse" (lr / (s+1)), or a function of the epoch
             that gives the factor.
@@ -117,10 +118,12 @@ class AsyLPG:
 
     @property
     def l1(self) -> float:
+        """The strength of the l1 term, or 0."""
         return self.strength if self.prox == "l1" else 0.0
 
     @property
     def l2(self) -> float:
+        """The strength of the l2 term, or 0."""
         return self.strength if self.prox == "l2" else 0.0
 
     def theta(self, epoch: int) -> float:

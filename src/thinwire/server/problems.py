@@ -25,10 +25,14 @@ class Problem(Protocol):
     """f(x) = the mean over `rows` rows of a loss of `size` parameters."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of parameters."""
+        ...
 
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """The number of rows."""
+        ...
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -94,10 +98,12 @@ class LinearProblem:
 
     @property
     def size(self) -> int:
+        """The number of columns."""
         return self._size
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return len(self._labels)
 
     @property
@@ -108,9 +114,11 @@ class LinearProblem:
         return float(squares.max()) * (0.25 if self._kind == LOSSES["logistic"] else 1.0)
 
     def start(self) -> Vector:
+        """Zeros."""
         return np.zeros(self._size)
 
     def difference(self, x: Vector, snapshot: Vector, rows: Rows) -> Vector:
+        """The mean over these rows of the gradient at x minus that at the snapshot."""
         from thinwire.kernels.cpu import linear
 
         data = (self._starts, self._columns, self._values, self._labels, self._kind)
@@ -118,6 +126,7 @@ class LinearProblem:
         return self._out
 
     def total(self, x: Vector, begin: int, end: int) -> tuple[float, Vector]:
+        """The sums of losses and of gradients over a range of rows."""
         from thinwire.kernels.cpu import linear
 
         data = (self._starts, self._columns, self._values, self._labels, self._kind)
@@ -125,6 +134,7 @@ class LinearProblem:
         return linear.gradient_sum(*data, begin, end, x, out), out
 
     def finish(self, x: Vector) -> None:
+        """Keep the parameters in `solution`."""
         self.solution = x
 
 
@@ -163,16 +173,20 @@ class ModuleProblem:
 
     @property
     def size(self) -> int:
+        """The number of trainable parameters."""
         return sum(p.numel() for p in self._parameters)
 
     @property
     def rows(self) -> int:
+        """The number of examples."""
         return self._rows
 
     def start(self) -> Vector:
+        """The module's parameters, flat."""
         return torch.cat([p.detach().float().flatten().cpu() for p in self._parameters]).numpy().copy()
 
     def difference(self, x: Vector, snapshot: Vector, rows: Rows) -> Vector:
+        """The mean over these rows of the gradient at x minus that at the snapshot."""
         batch = self._batch(torch.from_numpy(rows))
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             _, here = self._gradient(x, batch)
@@ -180,6 +194,7 @@ class ModuleProblem:
         return here - there
 
     def total(self, x: Vector, begin: int, end: int) -> tuple[float, Vector]:
+        """The sums of losses and of gradients over a range of rows."""
         losses, gradient = 0.0, np.zeros(self.size)
         for low in range(begin, end, self._chunk):
             high = min(low + self._chunk, end)
@@ -189,6 +204,7 @@ class ModuleProblem:
         return losses, gradient
 
     def finish(self, x: Vector) -> None:
+        """Write the parameters into the module."""
         self._load(x)
 
     def _gradient(self, x: Vector, batch: Any) -> tuple[float, Vector]:

@@ -38,6 +38,7 @@ class EpochRecord:
 
     @property
     def bits(self) -> int:
+        """Bits both ways."""
         return self.bits_down + self.bits_up
 
 
@@ -56,6 +57,7 @@ class RunResult:
 
     @property
     def objective(self) -> float:
+        """The last objective, or NaN on a worker."""
         return self.history[-1].objective if self.history else float("nan")
 
 

@@ -57,6 +57,7 @@ class BaseSession(ABC):
 
     @property
     def method(self) -> Exchange | Schedule:
+        """The method, with all its options."""
         return self.engine.method
 
     @property
@@ -71,6 +72,7 @@ class BaseSession(ABC):
 
     @property
     def rank_info(self) -> RankInfo:
+        """This rank and the number of ranks."""
         return self.engine.rank_info
 
     @property

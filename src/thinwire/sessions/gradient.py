@@ -91,6 +91,7 @@ class Session(BaseSession):
 
     @property
     def method(self) -> Exchange:
+        """The method, with all its options."""
         return self.engine.method
 
     # -- averaging -------------------------------------------------------------------------------------
@@ -181,9 +182,11 @@ class Session(BaseSession):
 
     @property
     def reconcile_every(self) -> int | None:
+        """The number of steps after which replicas are made equal; None if they always are."""
         return self._reconcile_every
 
     def replicas(self) -> Replicas:
+        """This rank's parameters."""
         return self._replicas
 
     def reconcile(self, *, when_due: bool = False) -> None:
@@ -223,7 +226,20 @@ class Session(BaseSession):
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything that this rank needs to continue bit for bit: tensors, numbers and strings only.
+
+        There is one per rank, because residuals differ. It loads with `torch.load(..., weights_only=True)`.
+        """
         return checkpoint.save(self.engine)
 
     def load_state_dict(self, state: States, *, on_resize: checkpoint.OnResize | None = None) -> None:
+        """Continue from a `state_dict` of this rank; the model, method and rank must be the same.
+
+        With another world size, choose what happens to the residuals:
+
+        - `on_resize="sum"`: this rank gets the sum of the residuals of the given states. Pass the state of
+          each old rank to exactly one new rank (as a list, if a rank gets several), and nothing is lost.
+        - `on_resize="drop"`: residuals start at zero; state that is equal on all ranks is kept. Any old
+          rank's state will do.
+        """
         checkpoint.load(self.engine, state, on_resize)

@@ -119,10 +119,12 @@ class PeriodicSession(BaseSession):
 
     @property
     def method(self) -> Schedule:
+        """The schedule, with all its options."""
         return self._method
 
     @property
     def blocks(self) -> list[Block]:
+        """The parameters as the engine sees them: flat, one block per device and type."""
         return [block for fragment in self.fragments for block in fragment.blocks]
 
     @property
@@ -139,6 +141,7 @@ class PeriodicSession(BaseSession):
 
     @property
     def all_buffers(self) -> dict[str, torch.Tensor]:
+        """The model's buffers by name."""
         return dict(self._model.named_buffers())
 
     def describe(self) -> dict[str, Any]:
@@ -173,6 +176,7 @@ class PeriodicSession(BaseSession):
         return None if total is None else total / self.method.period
 
     def replicas(self) -> Replicas:
+        """This rank's parameters, once sync rounds under way have arrived."""
         self._wait_for_all()
         return Replicas(self.parameters, None)
 
@@ -215,6 +219,7 @@ class PeriodicSession(BaseSession):
 
     @property
     def reconcile_every(self) -> int:
+        """The number of steps between two sync rounds of the same parameter."""
         return self.method.period
 
     def reconcile(self) -> None:
@@ -401,6 +406,7 @@ class PeriodicSession(BaseSession):
         periodic_checkpoint.load(self, state, on_resize)
 
     def detach(self) -> None:
+        """Stop: no more sync rounds. The replicas stay as they are; `finish` synchronises them first."""
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
