@@ -144,7 +144,7 @@ def _usage(one: Description) -> list[str]:
         code = [f'session = thinwire.attach(ddp_model, "{one.usual}"{optimizer}']
         code += ["...  # your training loop"]
         code += [] if one.traits["consensus"] else ["session.reconcile()  # before you save or evaluate"]
-    lines = ["```python", "import thinwire", "", *code, "```"]
+    lines = ["<!-- fragment -->", "```python", "import thinwire", "", *code, "```"]
     return [*lines, "", f"A warning is logged at the start: {_prose(one.warning)}."] if one.warning else lines
 
 

@@ -314,9 +314,10 @@ class Engine:
         payload = max(tally.payload_bytes + tally.overhead_bytes for tally in (first, second))
         operations = max(first.operations, second.operations)
         log.info(
-            "%s on %d ranks: each rank contributes %s%s bytes per step in %d %s, %.3g %% of dense's %s",
+            "%s on %d %s: each rank contributes %s%s bytes per step in %d %s, %.3g %% of dense's %s",
             self.method,
             self.rank_info.size,
+            "rank" if self.rank_info.size == 1 else "ranks",
             "" if self.method.traits.payload == "fixed" else "up to ",
             f"{payload:,}",
             operations,

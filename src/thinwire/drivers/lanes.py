@@ -13,8 +13,10 @@ So the order on each group is equal on all ranks, and between groups no order is
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,9 +24,13 @@ from typing import Any
 
 import torch
 
+from thinwire import log
 from thinwire.core.channel import Program
 from thinwire.drivers.blocking import drive_until_commit, finish
 from thinwire.net.executor import ProcessGroupExecutor
+
+EXIT_TIMEOUT = 5.0
+"""How long the end of a program waits for each lane, in seconds."""
 
 
 class Step:
@@ -112,6 +118,7 @@ class Lanes:
         self._streams: dict[tuple[int, torch.device], Any] = {}
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
+        _open.add(self)
         if overlap:
             for number in range(len(self._wires)):
                 self._queues.append(queue.SimpleQueue())
@@ -128,13 +135,15 @@ class Lanes:
         scope = self._scope(number, job.device)
         self._put(number, lambda: self._rounds(number, job, scope))
 
-    def close(self) -> None:
-        """Let the lanes finish their queues, then end their threads."""
+    def close(self, timeout: float | None = None) -> None:
+        """Let the lanes finish their queues, then end their threads; wait `timeout` seconds for each."""
         for waiting in self._queues:
             waiting.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(timeout)
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("the program ends while an exchange is under way: its result is dropped")
         self._threads.clear()
         self._queues.clear()
 
@@ -190,6 +199,16 @@ class Lanes:
         except BaseException as error:
             self._broken = error
             job.done(error)
+
+
+_open: weakref.WeakSet[Lanes] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End the threads before the interpreter does: it would abort the process if one is inside of torch."""
+    for lanes in list(_open):
+        lanes.close(EXIT_TIMEOUT)
 
 
 def future_for(device: torch.device) -> torch.futures.Future[torch.Tensor]:

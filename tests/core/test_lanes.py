@@ -1,0 +1,41 @@
+"""Lanes at the end of a program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import time
+import torch
+from thinwire.drivers import lanes
+
+class Executor:
+    def execute(self, operation):
+        raise AssertionError
+
+async def program():
+    time.sleep(0.5)
+
+queue = lanes.Lanes([Executor()], overlap=True)
+step = lanes.Step(lambda committed: None)
+queue.submit(0, lanes.Job(program(), step, lambda error: print("done", error), torch.device("cpu")))
+step.close()
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_program_that_ends_waits_for_the_work_of_its_lanes() -> None:
+    ended = run(SCRIPT)
+    assert (ended.returncode, ended.stdout) == (0, "done None\n"), ended.stderr
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    ended = run(SCRIPT.replace("0.5", "60").replace("queue =", "lanes.EXIT_TIMEOUT = 0.2; queue ="))
+    assert ended.stdout == ""
+    assert "its result is dropped" in ended.stderr
