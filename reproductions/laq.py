@@ -25,14 +25,14 @@ EXPECTED: dict[Algorithm, tuple[int, float]] = {
     "qgd": (5265, 3.37e5),
     "laq": (429, 2.75e4),
 }
-QUICK = ("dense", "qsgd(bits=4)", "slaq(bits=4)", "lasg")
+QUICK = ("dense", "qsgd(bits=4)", "slaq(bits=4, allowance=0)", "lasg")
 STOCHASTIC = (
     "dense",
     "qsgd(bits=4)",
-    "slaq(bits=2)",
-    "slaq(bits=2, max_skip=0)",
-    "slaq(bits=4)",
-    "slaq(bits=8)",
+    "slaq(bits=2, allowance=0)",
+    "slaq(bits=2, max_skip=0, allowance=0)",
+    "slaq(bits=4, allowance=0)",
+    "slaq(bits=8, allowance=0)",
     "lasg",
     "lasg(bits=4)",
     "lasg(bits=8)",
@@ -230,7 +230,7 @@ def _stochastic(context: Context, outcome: Outcome) -> None:
         "training loss against bits", curves, "payload bits of all workers", "training loss", log="x"
     )
     if not quick:
-        for method, other in (("slaq(bits=4)", "dense"), ("slaq(bits=4)", "qsgd(bits=4)"), ("lasg", "dense")):
+        for method, other in (("slaq(bits=4, allowance=0)", "dense"), ("slaq(bits=4, allowance=0)", "qsgd(bits=4)"), ("lasg", "dense")):
             _fewer_bits(outcome, method, other, found)
     outcome.notes.append(
         "Payload bits are those of all workers: codes, flags and, where a mean is cheaper than single "

@@ -119,7 +119,7 @@ def laq(smoke: Smoke) -> None:
     bits = column(smoke.tables[0], "bits", "algorithm")
     assert bits["laq"] < bits["lag-wk"] < bits["qgd"] < bits["gd"]
     uploads = column(smoke.tables[1], "uploads", "method")
-    assert uploads["lasg"] < uploads["slaq(bits=4)"] <= uploads["dense"]
+    assert uploads["lasg"] < uploads["slaq(bits=4, allowance=0)"] <= uploads["dense"]
 
 
 def gspar(smoke: Smoke) -> None:
