@@ -230,7 +230,11 @@ def _stochastic(context: Context, outcome: Outcome) -> None:
         "training loss against bits", curves, "payload bits of all workers", "training loss", log="x"
     )
     if not quick:
-        for method, other in (("slaq(bits=4, allowance=0)", "dense"), ("slaq(bits=4, allowance=0)", "qsgd(bits=4)"), ("lasg", "dense")):
+        for method, other in (
+            ("slaq(bits=4, allowance=0)", "dense"),
+            ("slaq(bits=4, allowance=0)", "qsgd(bits=4)"),
+            ("lasg", "dense"),
+        ):
             _fewer_bits(outcome, method, other, found)
     outcome.notes.append(
         "Payload bits are those of all workers: codes, flags and, where a mean is cheaper than single "

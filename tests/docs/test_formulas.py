@@ -13,6 +13,7 @@ from thinwire.averaging import Schedule
 from thinwire.core import Exchange, Layout
 from thinwire.methods import GSpar, Sketched
 from thinwire.methods.families import indices
+from thinwire.methods.families.sketch import WIRE
 from thinwire.methods.families.sparse import count_of
 
 KNOWN = {**list_methods(), **list_schedules()}
@@ -33,6 +34,7 @@ OTHERS = (
     "spasgd(groups=7)",
     "pqasgd(every=5, bits=2)",
     "sketched(ratio=0.05, rows=3, cols=400)",
+    "sketched(ratio=0.02, wire='bf16', candidates=0)",
 )
 SHAPES = [(128, 96), (37, 501), (1000, 33)]
 
@@ -56,6 +58,7 @@ def evaluated(text: str, layout: Layout, **counted: int) -> float:
     if isinstance(method, Sketched):
         _, columns, fetched = method.sizes(n)
         names |= {"hashes": method.rows, "columns": columns, "fetched": fetched}
+        names["width"] = WIRE[method.wire].itemsize
     return eval(method.formula, {"__builtins__": {}}, names | counted)
 
 

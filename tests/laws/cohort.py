@@ -89,6 +89,8 @@ ALSO = (
     "sketched(ratio=0.05, rows=3, cols=100, momentum=0.0, scope='tensor')",
     "sketched(ratio=0.02, cols=80, k=20, candidates=2)",
     "sketched(ratio=0.5)",
+    "sketched(ratio=0.05, rows=3, cols=100, momentum=0.0, wire='bf16')",
+    "sketched(ratio=0.05, rows=3, cols=100, candidates=0, wire='fp16')",
     "a2sgd(average_every=4, scope='tensor')",
     "a2sgd(average_every=None, allow_drift=True)",
     "lag(rule='ps', window=3, xi=1.0)",

@@ -92,3 +92,28 @@ def test_a_vector_that_is_not_worth_a_sketch_is_averaged_with_plain_momentum(mom
         (output, *_), (expected, *_) = cohort.average(inputs), plain.average(inputs)
         for name, tensor in expected.items():
             assert torch.allclose(output[name], tensor, atol=1e-5)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_half_precision_halves_the_bytes_and_finds_the_same_entries(wire: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    gradients = [{"w": 0.01 * torch.randn(100, 200, generator=rng)} for _ in range(2)]
+    for each in gradients:
+        each["w"].view(-1)[::400] = 5.0  # 50 entries that stand out
+    options = "ratio=0.0025, cols=2000, momentum=0.0"
+    wide = Cohort(f"sketched({options})", 2, {"w": (100, 200)})
+    narrow = Cohort(f"sketched({options}, wire={wire!r})", 2, {"w": (100, 200)})
+    a, b = wide.average(gradients)[0]["w"], narrow.average(gradients)[0]["w"]
+    assert torch.equal(a.nonzero(), b.nonzero())
+    assert torch.allclose(a, b, rtol=0.01)
+    full, half = (each.sessions[0].payload_bytes() for each in (wide, narrow))
+    assert full == 2 * half
+
+
+def test_one_round_takes_the_estimates_of_the_sketch() -> None:
+    cohort = Cohort("sketched(ratio=0.0025, cols=4000, momentum=0.0, candidates=0)", 2, {"w": (100, 200)})
+    gradient = torch.zeros(100, 200)
+    gradient.view(-1)[::400] = torch.arange(1.0, 51.0)
+    out = cohort.average([{"w": gradient}, {"w": gradient}])[0]["w"]
+    assert torch.allclose(out, gradient, rtol=1e-5)
+    assert cohort.driver.meters[0].rounds == 1

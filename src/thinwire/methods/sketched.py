@@ -32,9 +32,11 @@ class Sketched(SketchOptions):
         cols: the columns of the table. None is k, and at least 64. With 10 k columns, nearly all of k entries
             that stand out are among 4 k candidates; but a larger `ratio` usually pays more.
         k: the number of entries that are sent, instead of `ratio`.
-        candidates: P. P k entries are fetched exactly, and the k largest of them are sent.
+        candidates: P. P k entries are fetched exactly, and the k largest of them are sent. With 0 there is
+            no second round: the k largest estimates of the sketch itself are taken.
         momentum: a. With 0 nothing is lost: what is not sent stays in v.
         scope: one sketch for the whole "model", or one for each "bucket" or "tensor".
+        wire: "fp32", or "bf16" or "fp16" for half the bytes of tables and entries.
 
     Differences from the paper: sketches are added by all-reduce instead of at a server, so there is no
     download and no index. The hash changes in every step, so no two entries collide forever. Blocks of 64
@@ -47,9 +49,10 @@ class Sketched(SketchOptions):
     hardly grow with the number of workers, and no index is sent."""
     avoid_when = """There are few workers: for the same k, `dgc` sends far fewer bytes. Or you train with
     AdamW, whose momentum it replaces. A table that is too small finds few of the largest entries."""
-    formula = "4 * (hashes * columns + fetched)"
-    formula_note = "for the rows (hashes) and columns of the table, and P * k fetched entries"
-    rounds_per_step = "2 (the table, then the fetched entries)"
+    formula = "width * (hashes * columns + fetched)"
+    formula_note = """for the rows (hashes) and columns of the table, and P * k fetched entries; width is 4,
+    or 2 for a wire of 16 bits"""
+    rounds_per_step = "2 (the table, then the fetched entries), or 1 with candidates=0"
     compute = "one pass per row of the table to insert, and one to estimate every entry"
     reference = """Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, "Communication-efficient distributed
     SGD with sketching", 2019 (the practical version)"""
@@ -71,19 +74,22 @@ class Sketched(SketchOptions):
             return
         table = torch.zeros(self.rows, cols, device=x.device)
         kernels.sketch_insert(v, self.rows, cols, seed, table)
-        S = await ch.mean(table, table)  # S = (1/W) sum sketch(v)
+        S = await self.averaged(table, ch)  # S = (1/W) sum sketch(v)
         if not kernels.all_finite(S.view(-1)):  # the same on all ranks: all skip the second round
             await ch.commit(False)
             return
-        heavy = kernels.sketch_query_topk(S, n, seed, fetched)  # I = the P k largest of unsketch(S)
-        e = v[heavy.long()]
-        e = await ch.mean(e, e)  # e = (1/W) sum v[I]
+        if fetched:
+            heavy = kernels.sketch_query_topk(S, n, seed, fetched)  # I = the P k largest of unsketch(S)
+            e = await self.averaged(v[heavy.long()], ch)  # e = (1/W) sum v[I]
+        else:
+            heavy, e = torch.arange(n, dtype=torch.int32, device=x.device), torch.empty(n, device=x.device)
+            kernels.sketch_query(S, n, seed, e)  # e = unsketch(S), in one round
         largest, values = kernels.topk(e, k)
         J = heavy[largest.long()]  # J = the k largest of e
-        if await ch.commit(kernels.all_finite(e)):
+        if await ch.commit(kernels.all_finite(values)):
             masked(state.v, v, J)  # v[J] = 0
             masked(state.u, u, J)  # u[J] = 0
         kernels.scatter_mean([J], [values], out)  # out[J] = e[J]
 
     def exact(self) -> Exchange:
-        return replace(self, ratio=1.0, k=None, cols=None, momentum=0.0)
+        return replace(self, ratio=1.0, k=None, cols=None, candidates=4, momentum=0.0, wire="fp32")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from thinwire.core import Exchange, Layout, Traits, checks
+import torch
+
+from thinwire.core import Channel, Exchange, Layout, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.methods.families.momentum import Accumulated
 from thinwire.methods.families.sparse import count_of
 
 # Entries are hashed in blocks of 64 to neighbouring columns. With fewer columns a block collides with itself.
 FEWEST_COLS = 64
+WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,23 @@ class SketchOptions(Exchange):
     candidates: int = 4
     momentum: float = 0.9
     scope: Scope = "model"
+    wire: Literal["fp32", "bf16", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.one_of(self.name, "rows", self.rows, (1, 3, 5, 7))
         checks.optional(checks.whole, self.name, "cols", self.cols, 1)
         checks.optional(checks.whole, self.name, "k", self.k, 1)
-        checks.whole(self.name, "candidates", self.candidates, 1)
+        checks.whole(self.name, "candidates", self.candidates, 0)
+        checks.one_of(self.name, "wire", self.wire, tuple(WIRE))
         checks.momentum(self.name, self.momentum)
         checks.scope(self.name, self.scope)
 
     @property
     def traits(self) -> Traits:
         plain = self.momentum == 0
-        return Traits(conserves=plain, optimizer="any" if plain else "no momentum", scope=self.scope)
+        exact = plain and self.candidates > 0 and self.wire == "fp32"
+        return Traits(conserves=exact, optimizer="any" if plain else "no momentum", scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -50,5 +57,15 @@ class SketchOptions(Exchange):
         return k, max(FEWEST_COLS, k) if self.cols is None else self.cols, min(n, self.candidates * k)
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
-        _, cols, fetched = self.sizes(layout.numel)
-        return 4 * min(layout.numel, self.rows * cols + fetched)
+        n, (_, cols, fetched) = layout.numel, self.sizes(layout.numel)
+        numbers = self.rows * cols + fetched
+        return 4 * n if numbers >= n else WIRE[self.wire].itemsize * numbers
+
+    async def averaged(self, x: torch.Tensor, ch: Channel) -> torch.Tensor:
+        """The mean over the ranks, in the precision of the wire."""
+        narrow = x.to(WIRE[self.wire])
+        return (await ch.mean(narrow, narrow)).to(x.dtype)
+
+    @property
+    def rounding(self) -> float:
+        return torch.finfo(WIRE[self.wire]).eps / 2
