@@ -30,8 +30,8 @@ class ScaleCom(Exchange):
         chunk: send the largest of every `chunk` entries instead of the k largest: the paper's quasi-sort.
         scope: choose in each "tensor", in each "bucket", or in the whole "model".
 
-    Differences from the paper: exact selection is the default. All tensors have the same ratio (`route` can
-    give layers different ones).
+    Differences from the paper: exact selection is the default. All tensors have the same ratio;
+    `thinwire.predict.layer_rates.scalecom_by_layer` gives each layer the paper's rate.
     """
 
     name = "scalecom"
