@@ -1,8 +1,8 @@
 """Whole numbers in few bits: an adaptive binary range coder, compiled by Numba on first use.
 
-A number is coded as its class (how many bits it has, in unary) and the bits below the leading one. Each binary
-decision has a probability that is learned from the decisions before it, apart for each context; bits far
-below the leading one are written as they are. All arithmetic is on whole numbers, so that every machine
+A number is coded as its class (how many bits it has, in unary) and the bits below the leading one. Each
+binary decision has a probability that is learned from the decisions before it, apart for each context; bits
+far below the leading one are written as they are. All arithmetic is on whole numbers, so that every machine
 decodes what another has encoded.
 """
 
@@ -19,7 +19,7 @@ _NODES = CLASSES + (CLASSES << _LEARNED)
 _FULL = 1 << 32
 _SMALLEST = 1 << 24
 _FORGET = 1 << 14
-# The state of a coder: low end, range (encoder) or code (decoder), where in the bytes, byte held back, how often.
+# The state of a coder: its interval, the code read, the place in the bytes, the byte held back and how often.
 _LOW, _RANGE, _CODE, _AT, _HELD, _PENDING = range(6)
 
 

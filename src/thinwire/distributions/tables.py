@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from thinwire.core import checks
 from thinwire.distributions import coder
 from thinwire.distributions.counts import counted
 from thinwire.distributions.protocol import F64, I64, U8, Messages, Protocol
+from thinwire.distributions.spec import Model
 from thinwire.errors import ConfigError, PayloadError
-
-Model = Literal["simultaneous", "one-way", "blackboard"]
 
 # Steps are 1 (exact), 2^(1/8), 2^(2/8), ...; written out, so that all machines have the same ones.
 _ROOTS = (
@@ -37,6 +36,8 @@ LAST_STEP = 255
 # The step is looked for with so many symbols; of a larger domain, with every second, third, ...
 SEARCHED = 1 << 14
 LARGEST_COUNT = 1 << 31
+# Entries that all tables may have together, for `learn` to use them: some seconds on one core.
+WORK_LIMIT = 2**25
 # An error is predicted by playing the protocol with so many symbols and servers.
 _MODEL_DOMAIN, _MODEL_SERVERS = 1024, 8
 
@@ -164,7 +165,7 @@ class Board:
         return (p * (1.0 - p) * self.sampling + self.rounding) / self.weight**2
 
     def expected(self, count: int) -> Expected:
-        """What a server with so many samples will count: by the estimate, drawn towards uniform if it is noisy.
+        """What a server with so many samples will count: by the estimate, drawn towards even if noisy.
 
         Entries are only added, multiplied and divided, and sums are exact, so that the result is the
         same on every machine: what one encodes with it, another decodes.
@@ -186,9 +187,9 @@ class ServerCounts(Protocol[Messages]):
     """What the three protocols share.
 
     A server rounds its counts (see `Rounding`), with the finest step that keeps its messages within the
-    budget, and writes the levels as differences from what everybody expects (see `Expected`), with an adaptive
-    range coder that takes about as many bits as their entropy. A message is one byte for the step, and the
-    code. With N_j samples at server j, and weights w_j that sum to 1,
+    budget, and writes the levels as differences from what everybody expects (see `Expected`), with an
+    adaptive range coder that takes about as many bits as their entropy. A message is one byte for the step,
+    and the code. With N_j samples at server j, and weights w_j that sum to 1,
 
         E |p^ - p|_2^2 = sum of w_j^2 ((1 - |p|_2^2) / N_j + domain step_j^2 / (12 N_j^2))
 
@@ -229,6 +230,11 @@ class ServerCounts(Protocol[Messages]):
         """What a server reports in its next message, if it has written so many."""
         return np.arange(self.domain)
 
+    def fits(self, fewest: int) -> bool:
+        """Whether even a server with so few samples can always write its message: the coarsest takes this."""
+        share = self.pilot or 1.0
+        return fewest * self.bits * share >= 64 + self.domain / 1024
+
     def _budget(self, count: int, used: Sequence[int]) -> int:
         """Bytes that a server may write next."""
         share = self.pilot if self.pilot and not used else 1.0
@@ -257,7 +263,9 @@ class ServerCounts(Protocol[Messages]):
             rounding = replace(finest, step=step_of(index))
             packed = expected.encode(counts, rounding, limit)
             if packed is not None:
-                return Messages(np.concatenate((np.array([index], np.uint8), packed)), count, server), rounding
+                return Messages(
+                    np.concatenate((np.array([index], np.uint8), packed)), count, server
+                ), rounding
         raise ConfigError(
             f"{self.bits:g} bits for each of {count:,} samples are too few for a table of {self.domain:,} "
             "counts: use more bits, or Grouping"
@@ -279,13 +287,17 @@ class ServerCounts(Protocol[Messages]):
                 high = middle
         return low
 
-    def read(self, board: Board, turn: Iterable[Messages], true_noise: Mapping[int, F64] | None = None) -> None:
+    def read(
+        self, board: Board, turn: Iterable[Messages], true_noise: Mapping[int, F64] | None = None
+    ) -> None:
         """Add to the board what was written in one turn. Bytes that no server writes are a PayloadError."""
         tables: list[tuple[Messages, I64, Rounding, F64]] = []
         for part in sorted(turn, key=lambda part: part.first):
             used, size = board.used.get(part.first, []), part.payload.size
             if not 0 <= part.first < self.servers or not 0 < part.count < LARGEST_COUNT:
-                raise PayloadError(f"a table of {part.count} samples by server {part.first} of {self.servers}")
+                raise PayloadError(
+                    f"a table of {part.count} samples by server {part.first} of {self.servers}"
+                )
             if part.payload.ndim != 1 or not 1 <= size <= self._budget(part.count, used):
                 raise PayloadError(f"a table in {size} bytes, where {self.bits:g} bits a sample are allowed")
             symbols = self.symbols(part.first, len(used))
@@ -346,7 +358,7 @@ class ServerCounts(Protocol[Messages]):
 
 @lru_cache(maxsize=256)
 def predicted(protocol: ServerCounts, n: int) -> tuple[float, int]:
-    """The squared l2 error to expect for a distribution drawn at random from all, and the bits of all servers.
+    """The squared l2 error to expect for a distribution drawn at random from all, and the bits in all.
 
     Played with fewer symbols and servers; the samples and the errors are scaled.
     """
@@ -384,8 +396,8 @@ class QuantisedCounts(ServerCounts):
 class OneWayCounts(ServerCounts):
     """One-way: servers write one after the other, each only how its counts differ from the estimate so far.
 
-    The better the estimate, the fewer bits a count takes and the finer the step. The first server is no better
-    off than with `QuantisedCounts`. There are as many rounds as servers.
+    The better the estimate, the fewer bits a count takes and the finer the step. The first server is no
+    better off than with `QuantisedCounts`. There are as many rounds as servers.
 
     Args:
         domain: samples are in 0..domain - 1.
@@ -413,8 +425,8 @@ class BlackboardCounts(ServerCounts):
     """Blackboard: a pilot in which each symbol is reported by an eighth of the servers, then all the rest.
 
     The pilot shows where the mass is. In the second round all servers write the counts that they have not
-    written yet, as differences from that estimate. A count costs about log2(deviation / step) bits, so bits go
-    where the estimated variance is, and rare symbols cost next to nothing.
+    written yet, as differences from that estimate. A count costs about log2(deviation / step) bits, so bits
+    go where the estimated variance is, and rare symbols cost next to nothing.
 
     Args:
         domain: samples are in 0..domain - 1.
@@ -427,7 +439,7 @@ class BlackboardCounts(ServerCounts):
     """
 
     model: ClassVar[Model] = "blackboard"
-    pilot: ClassVar[float] = 0.25
+    pilot: ClassVar[float] = 0.3
 
     @property
     def rounds(self) -> int:
