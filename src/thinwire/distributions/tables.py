@@ -35,11 +35,13 @@ _ROOTS = (
 LAST_STEP = 255
 # The step is looked for with so many symbols; of a larger domain, with every second, third, ...
 SEARCHED = 1 << 14
+# Bits kept free for the coins, times the root of the number of symbols.
+MARGIN = 1.5
 LARGEST_COUNT = 1 << 31
 # Entries that all tables may have together, for `learn` to use them: some seconds on one core.
 WORK_LIMIT = 2**25
 # An error is predicted by playing the protocol with so many symbols and servers.
-_MODEL_DOMAIN, _MODEL_SERVERS = 1024, 8
+_MODEL_DOMAIN, _MODEL_SERVERS = 4096, 8
 
 
 def step_of(index: int) -> float:
@@ -123,7 +125,7 @@ class Expected:
         levels, contexts = self._levels(rounding)
         codes = coder.decode(packed, contexts)
         found = levels + np.where(codes & 1, -(codes >> 1) - 1, codes >> 1)
-        if found.min() < 0 or found.max() > count / rounding.step + 1.0:
+        if found.min(initial=0) < 0 or found.max(initial=0) > count / rounding.step + 1.0:
             raise PayloadError(f"a count beyond 0..{count:,}, the number of samples")
         values = rounding.values(found)
         if math.fsum(values) - count > (0.0 if rounding.exact else rounding.step * len(values)):
@@ -259,29 +261,33 @@ class ServerCounts(Protocol[Messages]):
         counts, expected = counts[symbols], board.expected(count).of(symbols)
         limit = self._budget(count, used) - 1
         finest = self._rounding(0, server, count, len(used))
-        for index in range(self._search(counts, expected, finest, limit), LAST_STEP + 1):
+        for index in range(self._search(counts, expected, finest.density, limit), LAST_STEP + 1):
             rounding = replace(finest, step=step_of(index))
             packed = expected.encode(counts, rounding, limit)
             if packed is not None:
-                return Messages(
-                    np.concatenate((np.array([index], np.uint8), packed)), count, server
-                ), rounding
+                payload = np.concatenate((np.array([index], np.uint8), packed))
+                return Messages(payload, count, server), rounding
         raise ConfigError(
             f"{self.bits:g} bits for each of {count:,} samples are too few for a table of {self.domain:,} "
             "counts: use more bits, or Grouping"
         )
 
     @staticmethod
-    def _search(counts: I64, expected: Expected, rounding: Rounding, limit: int) -> int:
-        """The finest step that fits; of a large domain, for some of the symbols."""
-        stride = -(-len(counts) // SEARCHED)
+    def _search(counts: I64, expected: Expected, density: float, limit: int) -> int:
+        """The finest step that most likely fits; of a large domain, for some of the symbols.
+
+        Tried with other coins than those that are used then: a step that depended on how they fall would
+        bias the estimate. So there is a margin for what the coins change.
+        """
+        stride = max(1, -(-len(counts) // SEARCHED))
         counts, expected = counts[::stride], expected.of(slice(None, None, stride))
-        dither = rounding.dither[::stride]
+        dither = np.random.Generator(np.random.PCG64(len(counts))).random(len(counts))
+        margin = math.ceil(MARGIN * math.sqrt(len(counts)) / 8)
         low, high = 0, LAST_STEP
         while low < high:
             middle = (low + high) // 2
-            trial = Rounding(step_of(middle), rounding.density, dither)
-            if expected.encode(counts, trial, limit // stride) is None:
+            room = limit // stride - (margin if middle else 0)
+            if expected.encode(counts, Rounding(step_of(middle), density, dither), room) is None:
                 low = middle + 1
             else:
                 high = middle
@@ -295,9 +301,7 @@ class ServerCounts(Protocol[Messages]):
         for part in sorted(turn, key=lambda part: part.first):
             used, size = board.used.get(part.first, []), part.payload.size
             if not 0 <= part.first < self.servers or not 0 < part.count < LARGEST_COUNT:
-                raise PayloadError(
-                    f"a table of {part.count} samples by server {part.first} of {self.servers}"
-                )
+                raise PayloadError(f"a table of {part.count} samples by server {part.first}")
             if part.payload.ndim != 1 or not 1 <= size <= self._budget(part.count, used):
                 raise PayloadError(f"a table in {size} bytes, where {self.bits:g} bits a sample are allowed")
             symbols = self.symbols(part.first, len(used))
