@@ -233,9 +233,8 @@ class ServerCounts(Protocol[Messages]):
         return np.arange(self.domain)
 
     def fits(self, fewest: int) -> bool:
-        """Whether even a server with so few samples can always write its message: the coarsest takes this."""
-        share = self.pilot or 1.0
-        return fewest * self.bits * share >= 64 + self.domain / 1024
+        """Whether a server with so few samples can write a table, and the margin for its coins is enough."""
+        return fewest * self.bits * (self.pilot or 1.0) >= 160 + self.domain / 1024
 
     def _budget(self, count: int, used: Sequence[int]) -> int:
         """Bytes that a server may write next."""
@@ -261,7 +260,8 @@ class ServerCounts(Protocol[Messages]):
         counts, expected = counts[symbols], board.expected(count).of(symbols)
         limit = self._budget(count, used) - 1
         finest = self._rounding(0, server, count, len(used))
-        for index in range(self._search(counts, expected, finest.density, limit), LAST_STEP + 1):
+        first = self._search(counts, expected, finest.density, limit) if self.fits(count) else LAST_STEP + 1
+        for index in range(first, LAST_STEP + 1):
             rounding = replace(finest, step=step_of(index))
             packed = expected.encode(counts, rounding, limit)
             if packed is not None:
@@ -322,6 +322,9 @@ class ServerCounts(Protocol[Messages]):
 
     def board(self, parts: Sequence[Messages]) -> Board:
         board, waiting = Board(self.domain), list(parts)
+        for part in parts:
+            if not 0 <= part.first < self.servers:
+                raise PayloadError(f"a table of server {part.first}, where there are {self.servers}")
         for turn in self.turns():
             now: dict[int, Messages] = {}
             later: list[Messages] = []
@@ -337,11 +340,12 @@ class ServerCounts(Protocol[Messages]):
         return board
 
     def _variance(self, p: F64, n: int) -> F64:
-        return self.rehearse(p, n).variance(p)
+        times = max(1, min(32, 8192 // self.domain))  # small tables differ more from draw to draw
+        return np.mean([self.rehearse(p, n, seed).variance(p) for seed in range(times)], axis=0)
 
-    def rehearse(self, p: F64, n: int) -> Board:
+    def rehearse(self, p: F64, n: int, seed: int) -> Board:
         """Play the protocol with counts drawn from p, to see what it writes."""
-        rng = np.random.default_rng(self.domain)
+        rng = np.random.default_rng([self.domain, seed])
         tables = [rng.multinomial(max(1, n // self.servers), p / p.sum()) for _ in range(self.servers)]
         board = Board(self.domain)
         for turn in self.turns():
@@ -371,7 +375,7 @@ def predicted(protocol: ServerCounts, n: int) -> tuple[float, int]:
     p = np.random.default_rng(small).dirichlet(np.ones(small))
     model = replace(protocol, domain=small, servers=servers)
     try:
-        board = model.rehearse(p, round(n / symbols / crowd))
+        board = model.rehearse(p, round(n / symbols / crowd), 0)
     except ConfigError:
         return 2.0, 0
     used = 8 * sum(sum(sizes) for sizes in board.used.values())
