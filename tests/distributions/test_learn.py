@@ -6,6 +6,7 @@ import torch
 
 from reproductions.distributions import distributions, draw
 from thinwire.distributions import (
+    BlackboardCounts,
     CellCounts,
     Estimate,
     ExactCounts,
@@ -13,6 +14,8 @@ from thinwire.distributions import (
     HaarSketch,
     LearningSpec,
     Monotone,
+    OneWayCounts,
+    QuantisedCounts,
     Raw,
     crossover,
     learn,
@@ -25,7 +28,10 @@ from thinwire.net.launch import Worker, run_local
 DOMAIN = 256
 CASES = {
     "counts": {"bits": 4.0},
-    "messages": {"bits": 0.2},
+    "messages": {"bits": 3.0, "count": 40},
+    "tables": {"bits": 0.2, "model": "simultaneous"},
+    "one-way": {"bits": 0.2, "model": "one-way"},
+    "blackboard": {"bits": 0.5, "domain": 4096, "count": 50_000},
     "monotone": {"bits": 0.5, "structure": "monotone"},
     "cells": {"bits": 0.5, "structure": "histogram", "pieces": 8, "domain": 4096, "count": 20_000},
     "sketch": {
@@ -41,6 +47,9 @@ KINDS = {"monotone": "monotone", "cells": "histogram", "sketch": "histogram"}
 EXPECTED = {
     "counts": ExactCounts,
     "messages": Raw,
+    "tables": QuantisedCounts,
+    "one-way": OneWayCounts,
+    "blackboard": BlackboardCounts,
     "monotone": Monotone,
     "cells": CellCounts,
     "sketch": HaarSketch,

@@ -77,14 +77,14 @@ def test_any_numbers_in_any_contexts_come_back_and_limits_are_exact():
 @pytest.mark.parametrize("bits", [0.4, 0.8, 2.0])
 @pytest.mark.parametrize("name", ["uniform", "zipf", "dirichlet"])
 def test_estimates_are_unbiased_and_have_the_error_stated(kind: type[ServerCounts], bits: float, name: str):
-    p, runs = study.distributions(DOMAIN)[name], 150
+    p, runs = study.distributions(DOMAIN)[name], 100
     off = np.empty((runs, DOMAIN))
     for seed in range(runs):  # public coins differ from run to run
         protocol = kind(DOMAIN, bits, SERVERS, seed)
         off[seed] = protocol.estimate(written(protocol, drawn(p, seed))) - p
     measured = (off**2).sum(1).mean()
     assert measured == pytest.approx(kind(DOMAIN, bits, SERVERS).expected_l2(p, SERVERS * SAMPLES), rel=0.1)
-    # In standard errors: 1 if the mean is off by chance, 150 if all the error were bias.
+    # In standard errors: 1 if the mean is off by chance, 100 if all the error were bias.
     assert (off.mean(0) ** 2).sum() * runs / measured < 2.0
 
 
@@ -208,13 +208,15 @@ def test_bad_settings_and_budgets_are_told():
 # -- learn -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", study.many_samples(4096, 2**16, 1), ids=lambda row: f"{row.p}-{row.bits}")
-def test_learn_is_eight_times_better_than_subsamples(row: study.ManySamples):
+def test_learn_is_eight_times_better_than_subsamples():
     """At 4,096 symbols, 8 servers of 65,536 samples, and 0.25, 0.5 and 1 bit for each."""
-    assert row.used <= row.bits
-    assert row.l2_factor > 8
-    assert row.l1_factor > 3
-    assert row.l2 == pytest.approx(row.expected, rel=0.25)  # one run; Zipf's largest entry has most of it
+    rows = study.many_samples(4096, 2**16, 1)
+    assert len(rows) == 9
+    for row in rows:
+        assert row.used <= row.bits
+        assert row.l2_factor > 8, row
+        assert row.l1_factor > 3, row
+        assert row.l2 == pytest.approx(row.expected, rel=0.25)  # one run; Zipf's largest entry has most of it
 
 
 def test_learn_may_only_use_what_the_model_allows():

@@ -43,6 +43,8 @@ SKETCH_ROWS = 5
 WORST = {"l1": 2.0, "l2": math.sqrt(2.0)}
 # Each round after the first must lower the error by so much to be worth the wait.
 ROUND_PRICE = 0.01
+# With a squared error above this over the domain, a fit to a table finds no structure in the noise.
+NOISY = 0.5
 # What a protocol for one model may also be used for.
 ALLOWED = {
     "simultaneous": {"simultaneous"},
@@ -158,13 +160,16 @@ def _additive(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
 
 def _tables(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
     servers, n = len(sizes), int(sizes.sum())
-    if spec.structure != "none" or servers * spec.domain > TABLE_LIMIT or sizes.max() >= LARGEST_COUNT:
+    if servers * spec.domain > TABLE_LIMIT or sizes.max() >= LARGEST_COUNT:
         return
     for kind in (QuantisedCounts, OneWayCounts, BlackboardCounts):
         protocol = kind(spec.domain, spec.bits, servers, spec.seed)
         alone = servers == 1 and kind is not QuantisedCounts
-        if kind.model in ALLOWED[spec.model] and protocol.fits(int(sizes.min())) and not alone:
-            yield Plan(protocol, sizes, predicted(spec, protocol, n), predicted_table(protocol, n)[1])
+        if kind.model not in ALLOWED[spec.model] or not protocol.fits(int(sizes.min())) or alone:
+            continue
+        squared, bits = predicted_table(protocol, n)
+        if spec.structure == "none" or spec.domain * squared < NOISY:
+            yield Plan(protocol, sizes, predicted(spec, protocol, n), bits)
 
 
 def table_bits(spec: LearningSpec, sizes: I64) -> float:
