@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from thinwire.distributions import (
 )
 from thinwire.distributions.protocol import Coded
 from thinwire.distributions.rates import bit_factor, minimax_l1, minimax_l2
+from thinwire.distributions.spec import Model
 from thinwire.tools.report.figures import Curve, lines
 
 F64 = NDArray[np.float64]
@@ -38,6 +40,7 @@ Learner = Callable[[I64, int], tuple[F64, int]]
 DOMAINS = (64, 256, 1024, 4096)
 PIECES = 8
 SERVERS = 8
+MODELS: tuple[Model, ...] = ("simultaneous", "one-way", "blackboard")
 NORMS = {"l2": "Squared l2 error", "l1": "l1 error"}
 
 
@@ -287,6 +290,7 @@ class ManySamples(msgspec.Struct):
 
     p: str
     bits: float
+    model: str
     protocol: str
     used: float
     l2: float
@@ -297,18 +301,22 @@ class ManySamples(msgspec.Struct):
 
 
 def many_samples(
-    domain: int, samples: int, repeats: int, budgets: Sequence[float] = (0.25, 0.5, 1.0)
+    domain: int,
+    samples: int,
+    repeats: int,
+    budgets: Sequence[float] = (0.25, 0.5, 1.0),
+    models: Sequence[Model] = ("blackboard",),
 ) -> list[ManySamples]:
     raw, rows = Raw(domain), list[ManySamples]()
     for kind in ("uniform", "zipf", "dirichlet"):
         p = distributions(domain)[kind]
-        for bits in budgets:
+        for bits, model in itertools.product(budgets, models):
             few = int(samples * bits / raw.bits_per_message)
             found: list[tuple[float, ...]] = []
             name = ""
             for repeat in range(repeats):
                 shards = [draw(p, samples, 1000 * repeat + server) for server in range(SERVERS)]
-                answer = learn(shards, domain, bits=bits, norm="l2", seed=repeat)
+                answer = learn(shards, domain, bits=bits, norm="l2", seed=repeat, model=model)
                 name = type(answer.protocol).__name__
                 other = raw.estimate(raw.encode(np.concatenate([shard[:few] for shard in shards])))
                 off, theirs = answer.p - p, other - p
@@ -317,7 +325,8 @@ def many_samples(
                 used = answer.bits / (SERVERS * samples)
                 found.append((used, *squares, *sums, answer.error**2, answer.bound**2))
             used, own, its, own_l1, its_l1, expected, rate = np.mean(found, 0).tolist()
-            rows.append(ManySamples(kind, bits, name, used, own, expected, rate, its / own, its_l1 / own_l1))
+            factors = its / own, its_l1 / own_l1
+            rows.append(ManySamples(kind, bits, model, name, used, own, expected, rate, *factors))
     return rows
 
 
@@ -356,7 +365,9 @@ def run(context: Context) -> Outcome:
         "structured protocols, domain",
     )
     _structured(outcome, [row for rows in found.values() for row in rows])
-    _many_samples(outcome, context.once(many_samples, 4096, 2**16, 1 if quick else 4))
+    few = 1 if quick else 4
+    _many_samples(outcome, context.once(many_samples, 4096, 2**16, few))
+    _models(outcome, context.once(many_samples, 4096, 2**16, few, (0.05, 0.1), MODELS))
     for domain, rows in curves.items():
         for norm, title in NORMS.items():
             outcome.figures[f"{title} against total bits, domain {domain}"] = _plot(domain, rows, norm)
@@ -474,12 +485,32 @@ def _many_samples(outcome: Outcome, rows: Sequence[ManySamples]) -> None:
         all(row.l2_factor >= 8 and row.used <= row.bits for row in rows),
         f"domain 4,096, {SERVERS} servers of 65,536 samples; 0.25 to 1 bit per sample",
     )
+    _many_samples_table(outcome, "Many samples and few bits: `learn` and raw samples", rows)
+
+
+def _many_samples_table(outcome: Outcome, title: str, rows: Sequence[ManySamples]) -> None:
     outcome.table(
-        "Many samples and few bits: `learn` and raw samples",
-        {"p": "", "bits per sample": "g", "protocol": "", "bits used": ".3f"}
+        title,
+        {"p": "", "bits per sample": "g", "model": "", "protocol": "", "bits used": ".3f"}
         | dict.fromkeys(("squared l2", "expected", "minimax rate", "l2 factor", "l1 factor"), ".3g"),
         [msgspec.structs.astuple(row) for row in rows],
     )
+
+
+def _models(outcome: Outcome, rows: Sequence[ManySamples]) -> None:
+    found = {(row.p, row.bits, row.model): row.l2 for row in rows if row.p != "uniform"}
+    gains = {
+        model: [found[p, bits, "simultaneous"] / l2 for (p, bits, its), l2 in found.items() if its == model]
+        for model in ("one-way", "blackboard")
+    }
+    outcome.claim(
+        "with few bits, servers that read before they write learn better",
+        "squared l2 error smaller than that of one simultaneous message, unless p is uniform",
+        "; ".join(f"{model}: {min(g):.2g} to {max(g):.2g} times smaller" for model, g in gains.items()),
+        all(min(g) > 1.0 for g in gains.values()),
+        "0.05 and 0.1 bit per sample; Zipf and Dirichlet",
+    )
+    _many_samples_table(outcome, "Simultaneous, one-way and blackboard protocols", rows)
 
 
 def _plot(domain: int, rows: Sequence[Point], norm: str) -> Any:

@@ -12,6 +12,7 @@ from thinwire.distributions import (
     OneWayCounts,
     QuantisedCounts,
     Raw,
+    choose,
     coder,
     learn,
     learning,
@@ -217,6 +218,22 @@ def test_learn_is_eight_times_better_than_subsamples():
         assert row.l2_factor > 8, row
         assert row.l1_factor > 3, row
         assert row.l2 == pytest.approx(row.expected, rel=0.25)  # one run; Zipf's largest entry has most of it
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("monotone", {"structure": "monotone"}), ("histogram", {"structure": "histogram", "pieces": 8})],
+)
+def test_structure_is_learned_better_from_tables(name: str, options: dict, monkeypatch: pytest.MonkeyPatch):
+    p = study.distributions(4096)[name]
+    parts = drawn(p, 11, 8, 2**16)
+    answer = learn(parts, 4096, bits=0.1, **options)
+    assert isinstance(answer.protocol, KINDS)
+    assert not answer.warnings
+    monkeypatch.setattr(choose, "TABLE_LIMIT", 0)
+    other = learn(parts, 4096, bits=0.1, **options)
+    assert not isinstance(other.protocol, KINDS)
+    assert np.abs(answer.p - p).sum() < 0.5 * np.abs(other.p - p).sum()
 
 
 def test_learn_may_only_use_what_the_model_allows():
