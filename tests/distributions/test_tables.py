@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from reproductions import distributions as study
 from thinwire.distributions import (
@@ -18,6 +19,7 @@ from thinwire.distributions import (
     learning,
     rates,
 )
+from thinwire.distributions.learn import _Ranks
 from thinwire.distributions.tables import LAST_STEP, ServerCounts, step_of
 from thinwire.drivers import Lockstep
 from thinwire.errors import ConfigError, PayloadError
@@ -265,6 +267,22 @@ def test_the_bits_are_those_of_the_bytes_sent(model: str):
     alone = learn(parts, 256, bits=0.2, model=model)
     assert alone.bits == results[0][0].bits <= 0.2 * 3 * 4000
     np.testing.assert_array_equal(alone.p, results[0][0].p)
+
+
+def test_writing_out_of_turn_is_refused(monkeypatch: pytest.MonkeyPatch):
+    polite = _Ranks._take_turn
+
+    async def rude(self, protocol, sizes, turn):
+        if self.rank_info.rank == 1:
+            await self._gather([torch.ones(3, dtype=torch.uint8)])
+        return await polite(self, protocol, sizes, turn)
+
+    monkeypatch.setattr(_Ranks, "_take_turn", rude)
+    parts = drawn(study.distributions(256)["dirichlet"], 9, 2, 4000)
+    spec = LearningSpec(256, 0.2, "none", None, "l1", None, False, 0, "referee", "one-way")
+    driver = Lockstep(2)
+    with pytest.raises(PayloadError, match="rank 1 writes when it is not its turn"):
+        driver.run([learning(x, spec, r, []) for x, r in zip(parts, driver.rank_infos, strict=True)])
 
 
 # -- bounds ------------------------------------------------------------------------------------------------

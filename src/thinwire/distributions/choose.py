@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from thinwire.distributions.monotone import Monotone
 from thinwire.distributions.protocol import I64, MEAN_MAGNITUDE, Additive, AnyProtocol, Coded, bits_for
 from thinwire.distributions.raw import Raw
 from thinwire.distributions.recursive_hadamard import RecursiveHadamard
-from thinwire.distributions.spec import LearningSpec
+from thinwire.distributions.spec import LearningSpec, Model
 from thinwire.distributions.tables import (
     LARGEST_COUNT,
     BlackboardCounts,
@@ -45,12 +46,6 @@ WORST = {"l1": 2.0, "l2": math.sqrt(2.0)}
 ROUND_PRICE = 0.01
 # With a squared error above this over the domain, a fit to a table finds no structure in the noise.
 NOISY = 0.5
-# What a protocol for one model may also be used for.
-ALLOWED = {
-    "simultaneous": {"simultaneous"},
-    "one-way": {"simultaneous", "one-way"},
-    "blackboard": {"simultaneous", "one-way", "blackboard"},
-}
 
 
 @dataclass(frozen=True)
@@ -162,10 +157,11 @@ def _tables(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
     servers, n = len(sizes), int(sizes.sum())
     if servers * spec.domain > TABLE_LIMIT or sizes.max() >= LARGEST_COUNT:
         return
-    for kind in (QuantisedCounts, OneWayCounts, BlackboardCounts):
+    # Each model allows all that those before it allow. A server alone has nobody to read.
+    allowed = 1 if servers == 1 else 1 + get_args(Model).index(spec.model)
+    for kind in (QuantisedCounts, OneWayCounts, BlackboardCounts)[:allowed]:
         protocol = kind(spec.domain, spec.bits, servers, spec.seed)
-        alone = servers == 1 and kind is not QuantisedCounts
-        if kind.model not in ALLOWED[spec.model] or not protocol.fits(int(sizes.min())) or alone:
+        if not protocol.fits(int(sizes.min())):
             continue
         squared, bits = predicted_table(protocol, n)
         if spec.structure == "none" or spec.domain * squared < NOISY:

@@ -18,7 +18,6 @@ from thinwire.core import checks
 from thinwire.distributions import coder
 from thinwire.distributions.counts import counted
 from thinwire.distributions.protocol import F64, I64, U8, Messages, Protocol
-from thinwire.distributions.spec import Model
 from thinwire.errors import ConfigError, PayloadError
 
 # Steps are 1 (exact), 2^(1/8), 2^(2/8), ...; written out, so that all machines have the same ones.
@@ -120,16 +119,17 @@ class Expected:
         off = np.floor(rounding.places(counts)).astype(np.int64) - levels
         return coder.encode(np.where(off >= 0, 2 * off, -2 * off - 1), contexts, limit)
 
-    def decode(self, packed: U8, rounding: Rounding, count: int) -> F64:
-        """The counts, of `count` samples or fewer, as read."""
+    def decode(self, packed: U8, rounding: Rounding, count: int, whole: bool) -> F64:
+        """The counts of `count` samples, or some of them if the table is not whole, as read."""
         levels, contexts = self._levels(rounding)
         codes = coder.decode(packed, contexts)
         found = levels + np.where(codes & 1, -(codes >> 1) - 1, codes >> 1)
         if found.min(initial=0) < 0 or found.max(initial=0) > count / rounding.step + 1.0:
             raise PayloadError(f"a count beyond 0..{count:,}, the number of samples")
         values = rounding.values(found)
-        if math.fsum(values) - count > (0.0 if rounding.exact else rounding.step * len(values)):
-            raise PayloadError(f"the counts add up to more than {count:,}, the number of samples")
+        excess, room = math.fsum(values) - count, 0.0 if rounding.exact else rounding.step * len(values)
+        if excess > room or (whole and excess < -room):
+            raise PayloadError(f"the counts do not add up to {count:,}, the number of samples")
         return values
 
 
@@ -141,11 +141,7 @@ class Board:
         self.total, self.weight = np.zeros(domain), np.zeros(domain)
         self.sampling, self.rounding = np.zeros(domain), np.zeros(domain)
         self.used: dict[int, list[int]] = {}
-        """The bytes of each message of the server whose first player this is."""
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.used
+        """The bytes of each message that a server has written."""
 
     def add(self, symbols: I64, values: F64, count: int, noise: float, true_noise: F64 | float) -> None:
         """A table. Its weight is one over the variance that its entries would have if p were even."""
@@ -173,7 +169,7 @@ class Board:
         same on every machine: what one encodes with it, another decodes.
         """
         even = 1.0 / self.domain
-        if self.is_empty:
+        if not self.used:
             return Expected(np.full(self.domain, count * even), np.full(self.domain, count * even))
         p = self.estimate()
         sampling = self.sampling / self.weight**2
@@ -196,12 +192,12 @@ class ServerCounts(Protocol[Messages]):
         E |p^ - p|_2^2 = sum of w_j^2 ((1 - |p|_2^2) / N_j + domain step_j^2 / (12 N_j^2))
 
     where dither is subtracted. `expected_l2` plays the protocol with counts drawn from p to find the steps.
+    In `Messages`, `first` is the number of the server and `count` that of its samples.
     """
 
     bits: float
     servers: int
     seed: int = 0
-    model: ClassVar[Model] = "simultaneous"
     pilot: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -307,9 +303,8 @@ class ServerCounts(Protocol[Messages]):
             symbols = self.symbols(part.first, len(used))
             rounding = self._rounding(int(part.payload[0]), part.first, part.count, len(used))
             expected = board.expected(part.count).of(symbols)
-            values = expected.decode(part.payload[1:], rounding, part.count)
-            if len(symbols) == self.domain and rounding.exact and math.fsum(values) != part.count:
-                raise PayloadError(f"the counts do not add up to {part.count:,}, the number of samples")
+            whole = len(symbols) == self.domain
+            values = expected.decode(part.payload[1:], rounding, part.count, whole)
             tables.append((part, symbols, rounding, values))
         for part, symbols, rounding, values in tables:
             noise = rounding.noise if true_noise is None else true_noise[part.first]
@@ -417,8 +412,6 @@ class OneWayCounts(ServerCounts):
     Differences from the paper: it has no such protocol.
     """
 
-    model: ClassVar[Model] = "one-way"
-
     @property
     def rounds(self) -> int:
         return self.servers
@@ -446,7 +439,6 @@ class BlackboardCounts(ServerCounts):
     Differences from the paper: it has no such protocol.
     """
 
-    model: ClassVar[Model] = "blackboard"
     pilot: ClassVar[float] = 0.3
 
     @property
