@@ -73,6 +73,14 @@ def test_any_numbers_in_any_contexts_come_back_and_limits_are_exact():
                 coder.decode(wrong, contexts)
 
 
+def test_a_long_run_of_one_number_takes_next_to_nothing():
+    for value in (0, 1):
+        values, contexts = np.full(2**20, value), np.zeros(2**20, np.int64)
+        packed = coder.encode(values, contexts, 800)
+        assert packed is not None
+        np.testing.assert_array_equal(coder.decode(packed, contexts), values)
+
+
 # -- the protocols -----------------------------------------------------------------------------------------
 
 
@@ -89,6 +97,8 @@ def test_estimates_are_unbiased_and_have_the_error_stated(kind: type[ServerCount
     assert measured == pytest.approx(kind(DOMAIN, bits, SERVERS).expected_l2(p, SERVERS * SAMPLES), rel=0.1)
     # In standard errors: 1 if the mean is off by chance, 100 if all the error were bias.
     assert (off.mean(0) ** 2).sum() * runs / measured < 2.0
+    sums = off.sum(1)  # a step that follows the coins would shift all entries the same way
+    assert abs(sums.mean()) < 3.5 * sums.std() / runs**0.5 + 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,6 +196,26 @@ def test_what_no_server_writes_is_refused(kind: type[ServerCounts]):
     ):
         with pytest.raises(PayloadError, match=words):
             protocol.estimate([bad, *good[1:]])
+    if kind is not BlackboardCounts:
+        protocol = kind(DOMAIN, 8.0, SERVERS)  # large enough for any table
+        good = written(protocol, drawn(study.distributions(DOMAIN)["zipf"], 7))
+        own = np.bincount(drawn(study.distributions(DOMAIN)["zipf"], 7)[0], minlength=DOMAIN)
+        for index, change, words in (
+            (0, [1, 0], "add up"),
+            (0, [-1 - own[0], 1 + own[0]], "beyond"),
+            (0, [count + 9 - own[0], 0], "beyond"),
+            (8, [-9 - own[0], 0], "beyond"),
+            (8, np.full(DOMAIN, 6), "add up"),
+            (8, -own, "add up"),
+        ):
+            false = own.copy()
+            false[: len(change)] += change
+            expected = Board(DOMAIN).expected(count)
+            packed = expected.encode(false, protocol._rounding(index, 0, count, 0), 10**4)
+            assert packed is not None
+            bad = Messages(np.append(np.uint8(index), packed), count, 0)
+            with pytest.raises(PayloadError, match=words):
+                protocol.estimate([bad, *good[1:]])
     with pytest.raises(PayloadError, match="not its turn"):
         protocol.estimate([*good, good[0]])
     if kind is BlackboardCounts:

@@ -19,8 +19,9 @@ _NODES = CLASSES + (CLASSES << _LEARNED)
 _FULL = 1 << 32
 _SMALLEST = 1 << 24
 _FORGET = 1 << 14
-# The state of a coder: its interval, the code read, the place in the bytes, the byte held back and how often.
-_LOW, _RANGE, _CODE, _AT, _HELD, _PENDING = range(6)
+# The state of a coder: its interval, the code read, the place in the bytes, the byte held back and how
+# often, and whether a byte did not fit.
+_LOW, _RANGE, _CODE, _AT, _HELD, _PENDING, _OVER = range(7)
 
 
 @kernel
@@ -46,8 +47,11 @@ def _put(state: I64, out: U8) -> None:
         byte = state[_HELD]
         while state[_PENDING] > 0:
             at = state[_AT]
+            value = (byte + carry) & 0xFF
             if 0 <= at < len(out):  # the very first byte is always 0 and is left out
-                out[at] = np.uint8((byte + carry) & 0xFF)
+                out[at] = np.uint8(value)
+            elif value:
+                state[_OVER] = 1
             state[_AT] = at + 1
             byte = 0xFF
             state[_PENDING] -= 1
@@ -93,10 +97,10 @@ def _read(chance: np.int64, state: I64, packed: U8) -> np.int64:
 
 
 @kernel
-def _encode(values: I64, contexts: I64, out: U8) -> np.int64:
-    """Returns how many bytes were written, or more than `out` has if they do not fit."""
+def _encode(values: I64, contexts: I64, out: U8) -> bool:
+    """False if the bytes do not fit; zeros at the end need not."""
     seen = np.zeros((CONTEXTS * _NODES, 2), np.int64)
-    state = np.zeros(6, np.int64)
+    state = np.zeros(7, np.int64)
     state[_RANGE] = _FULL - 1
     state[_AT] = -1
     state[_PENDING] = 1
@@ -122,8 +126,8 @@ def _encode(values: I64, contexts: I64, out: U8) -> np.int64:
                 prefix = 2 * prefix + bit
             else:
                 _write(bit, np.int64(1 << 15), state, out)
-        if state[_AT] > len(out):
-            return state[_AT]
+        if state[_OVER]:
+            return False
     # Of all numbers in the last range, the one that ends in most zeros: those need not be sent.
     for zeros in range(32, -1, -1):
         rounded = ((state[_LOW] + (1 << zeros) - 1) >> zeros) << zeros
@@ -132,14 +136,14 @@ def _encode(values: I64, contexts: I64, out: U8) -> np.int64:
             break
     for _ in range(5):
         _put(state, out)
-    return state[_AT]
+    return state[_OVER] == 0
 
 
 @kernel
 def _decode(packed: U8, contexts: I64, values: I64) -> bool:
     """False if a number is too large."""
     seen = np.zeros((CONTEXTS * _NODES, 2), np.int64)
-    state = np.zeros(6, np.int64)
+    state = np.zeros(7, np.int64)
     state[_RANGE] = _FULL - 1
     for _ in range(4):
         state[_CODE] = (state[_CODE] << 8) | _next(state, packed)
@@ -173,13 +177,11 @@ def _decode(packed: U8, contexts: I64, values: I64) -> bool:
 
 def encode(values: I64, contexts: I64, limit: int) -> U8 | None:
     """Numbers from 0 on, below 2^(CLASSES - 1), in `limit` bytes or fewer; None if they do not fit."""
-    out = np.zeros(max(0, limit) + 8, np.uint8)
-    used = int(_encode(values, contexts, out))
-    if used > len(out):
+    out = np.zeros(max(0, limit), np.uint8)
+    if not _encode(values, contexts, out):
         return None
-    needed = np.flatnonzero(out[:used])
-    size = int(needed[-1]) + 1 if len(needed) else 0
-    return out[:size] if size <= limit else None
+    needed = np.flatnonzero(out)
+    return out[: int(needed[-1]) + 1 if len(needed) else 0]
 
 
 def decode(packed: U8, contexts: I64) -> I64:
