@@ -24,8 +24,11 @@ from thinwire.distributions.recursive_hadamard import RecursiveHadamard
 from thinwire.distributions.simplex import onto_simplex
 from thinwire.distributions.simulate import SimulateAndInfer
 from thinwire.distributions.spec import LearningSpec
+from thinwire.distributions.tables import BlackboardCounts, Board, OneWayCounts, QuantisedCounts
 
 __all__ = [
+    "BlackboardCounts",
+    "Board",
     "CellCounts",
     "Estimate",
     "ExactCounts",
@@ -36,9 +39,11 @@ __all__ = [
     "Messages",
     "Monotone",
     "OneBitHadamard",
+    "OneWayCounts",
     "Protocol",
     "PublicHash",
     "QuantileCells",
+    "QuantisedCounts",
     "Raw",
     "RecursiveHadamard",
     "SimulateAndInfer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -15,10 +16,23 @@ from thinwire.distributions.haar import HaarSketch, haar_terms
 from thinwire.distributions.hadamard_response import HadamardResponse, OneBitHadamard
 from thinwire.distributions.hashing import MOST_BITS, WORK_LIMIT, PublicHash
 from thinwire.distributions.monotone import Monotone
-from thinwire.distributions.protocol import I64, MEAN_MAGNITUDE, AnyProtocol, Coded, bits_for
+from thinwire.distributions.protocol import I64, MEAN_MAGNITUDE, Additive, AnyProtocol, Coded, bits_for
 from thinwire.distributions.raw import Raw
 from thinwire.distributions.recursive_hadamard import RecursiveHadamard
-from thinwire.distributions.spec import LearningSpec
+from thinwire.distributions.spec import LearningSpec, Model
+from thinwire.distributions.tables import (
+    LARGEST_COUNT,
+    BlackboardCounts,
+    OneWayCounts,
+    QuantisedCounts,
+    ServerCounts,
+)
+from thinwire.distributions.tables import (
+    WORK_LIMIT as TABLE_LIMIT,
+)
+from thinwire.distributions.tables import (
+    predicted as predicted_table,
+)
 from thinwire.errors import ConfigError
 from thinwire.net import costs
 
@@ -28,6 +42,10 @@ CELLS_PER_PIECE = 64
 SKETCH_ROWS = 5
 # No two distributions are farther apart.
 WORST = {"l1": 2.0, "l2": math.sqrt(2.0)}
+# Each round after the first must lower the error by so much to be worth the wait.
+ROUND_PRICE = 0.01
+# With a squared error above this over the domain, a fit to a table finds no structure in the noise.
+NOISY = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,10 +57,22 @@ class Plan:
     predicted: float
     bits: int
 
+    @property
+    def rounds(self) -> int:
+        if isinstance(self.protocol, ServerCounts):
+            return self.protocol.rounds
+        return 2 if isinstance(self.protocol, QuantileCells) else 1
+
+    @property
+    def price(self) -> float:
+        return self.predicted * (1.0 + ROUND_PRICE * (self.rounds - 1))
+
 
 def plans(spec: LearningSpec, sizes: I64) -> list[Plan]:
     """All that the budget allows, best first."""
-    found = sorted(_candidates(spec, sizes), key=lambda plan: (plan.predicted, plan.bits))
+    found = list(_candidates(spec, sizes))
+    least = min((plan.price for plan in found), default=0.0)
+    found.sort(key=lambda plan: _rank(spec, plan, least))
     worst = WORST[spec.norm]
     if not found or found[0].predicted >= worst:
         best = f"the best protocol has {found[0].predicted:.2g}" if found else "no protocol fits the budget"
@@ -55,6 +85,13 @@ def plans(spec: LearningSpec, sizes: I64) -> list[Plan]:
     return found
 
 
+def _rank(spec: LearningSpec, plan: Plan, least: float) -> tuple[float, bool, int]:
+    """By error and rounds; of those that are about the best, on a ring an all-reduce first; then by bits."""
+    price = least if plan.price <= least * (1.0 + ROUND_PRICE) else plan.price
+    gathers = spec.network == "ring" and not isinstance(plan.protocol, Additive | QuantileCells)
+    return price, gathers, plan.bits
+
+
 def _candidates(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
     for protocol in _coded(spec):
         plan = _coded_plan(spec, sizes, protocol)
@@ -62,6 +99,7 @@ def _candidates(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
             yield plan
     if spec.epsilon is None:
         yield from _additive(spec, sizes)
+        yield from _tables(spec, sizes)
 
 
 def _coded(spec: LearningSpec) -> Iterator[Coded]:
@@ -106,13 +144,28 @@ def _additive(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
         if 64 <= cols < domain:
             sketch = HaarSketch(domain, pieces, cols, SKETCH_ROWS, spec.seed)
             yield Plan(sketch, sizes, math.sqrt(sketch.predicted_l2(n)), servers * sketch.bits_per_message)
-    else:
+    elif spec.model == "blackboard":
         pilot_bits = PILOT_PER_CELL * bits_for(domain) / servers
         cells = min(int(room // (32 + pilot_bits)), CELLS_PER_PIECE * pieces, n // (2 * PILOT_PER_CELL))
         if 2 * pieces <= cells < domain and n < COUNT_LIMIT:
             protocol = QuantileCells(domain, pieces, cells)
             bits = servers * 32 * cells + protocol.pilot_samples * bits_for(domain)
             yield Plan(protocol, sizes, protocol.predicted_l1(n), bits)
+
+
+def _tables(spec: LearningSpec, sizes: I64) -> Iterator[Plan]:
+    servers, n = len(sizes), int(sizes.sum())
+    if servers * spec.domain > TABLE_LIMIT or sizes.max() >= LARGEST_COUNT:
+        return
+    # Each model allows all that those before it allow. A server alone has nobody to read.
+    allowed = 1 if servers == 1 else 1 + get_args(Model).index(spec.model)
+    for kind in (QuantisedCounts, OneWayCounts, BlackboardCounts)[:allowed]:
+        protocol = kind(spec.domain, spec.bits, servers, spec.seed)
+        if not protocol.fits(int(sizes.min())):
+            continue
+        squared, bits = predicted_table(protocol, n)
+        if spec.structure == "none" or spec.domain * squared < NOISY:
+            yield Plan(protocol, sizes, predicted(spec, protocol, n), bits)
 
 
 def table_bits(spec: LearningSpec, sizes: I64) -> float:

@@ -16,6 +16,7 @@ from thinwire.distributions.pieces import fit_pieces
 from thinwire.distributions.protocol import MEAN_MAGNITUDE, AnyProtocol, Messages, Sums
 from thinwire.distributions.simplex import onto_simplex
 from thinwire.distributions.spec import LearningSpec
+from thinwire.distributions.tables import ServerCounts
 
 # The noise is only an estimate: what exceeds it by less says nothing.
 NOISE_MARGIN = 1.3
@@ -33,6 +34,7 @@ class Estimate:
     - bits: what all servers sent together, in messages;
     - wire_bytes: what crossed this rank's interface in both directions, frames and handshake included (0 in
       one process);
+    - bound: the error that no protocol can beat by more than a constant or a logarithm (see `rates`);
     - protocol, reason: what was used, and why;
     - warnings: a poor fit, for instance.
     """
@@ -44,6 +46,7 @@ class Estimate:
     bits: int
     protocol: Any
     reason: str
+    bound: float = 0.0
     wire_bytes: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -53,8 +56,12 @@ def fitted(
 ) -> tuple[F64, float, float]:
     """The distribution, its expected error, and the misfit."""
     if spec.structure == "none":
+        if isinstance(protocol, ServerCounts):
+            board = protocol.board(cast("Sequence[Messages]", messages))
+            p = onto_simplex(board.estimate())
+            return p, _root(spec, board.variance(_smoothed(p, board.variance(p).sum()))), 0.0
         p = onto_simplex(protocol.estimate(messages))
-        return p, _error(spec, protocol, p, n), 0.0
+        return p, _root(spec, protocol.variance(_smoothed(p, protocol.predicted_l2(n)), n)), 0.0
     if isinstance(protocol, HaarSketch):
         values, misfit = _from_sketch(protocol, cast("Sequence[Sums]", messages), n)
     else:
@@ -64,13 +71,17 @@ def fitted(
     return onto_simplex(values), predicted + misfit, misfit
 
 
-def _error(spec: LearningSpec, protocol: AnyProtocol, p: F64, n: int) -> float:
-    """By the formula for p as estimated, a little smoothed: symbols never seen may still exist."""
-    doubt = 0.5 * spec.domain * protocol.predicted_l2(n)
-    smooth = (p + doubt / spec.domain) / (1.0 + doubt)
+def _smoothed(p: F64, squared: float) -> F64:
+    """What p may really be if its squared error is this: symbols never seen may still exist."""
+    doubt = 0.5 * len(p) * float(squared)
+    return (p + doubt / len(p)) / (1.0 + doubt)
+
+
+def _root(spec: LearningSpec, variance: F64) -> float:
+    """The error in the norm asked for, of entries with these variances."""
     if spec.norm == "l1":
-        return min(2.0, protocol.expected_l1(smooth, n))
-    return min(math.sqrt(2.0), math.sqrt(protocol.expected_l2(smooth, n)))
+        return min(2.0, MEAN_MAGNITUDE * float(np.sqrt(variance).sum()))
+    return min(math.sqrt(2.0), math.sqrt(float(variance.sum())))
 
 
 def _from_sketch(protocol: HaarSketch, messages: Sequence[Sums], n: int) -> tuple[F64, float]:

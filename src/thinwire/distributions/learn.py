@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +17,9 @@ from thinwire.distributions.cells import QuantileCells
 from thinwire.distributions.choose import Plan, plans, table_bits
 from thinwire.distributions.finish import Estimate, fit_warning, fitted
 from thinwire.distributions.protocol import I64, Additive, AnyProtocol, Messages, Norm, Sums, check_samples
-from thinwire.distributions.spec import LearningSpec, Network, Structure
+from thinwire.distributions.rates import bound
+from thinwire.distributions.spec import LearningSpec, Model, Network, Structure
+from thinwire.distributions.tables import Board, ServerCounts
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.net import frames
@@ -29,7 +31,17 @@ from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
 
 Sent = Sequence[Messages | Sums]
-Collect = Callable[[AnyProtocol, I64], Awaitable[Sent]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Only these servers write, and they have read this."""
+
+    servers: Sequence[int]
+    board: Board
+
+
+Collect = Callable[[AnyProtocol, I64, Turn | None], Awaitable[Sent]]
 """Every server encodes so many of its samples; returns what all of them sent."""
 
 
@@ -46,6 +58,7 @@ def learn(
     increasing: bool = False,
     seed: int = 0,
     network: Network | None = None,
+    model: Model = "blackboard",
     rng: np.random.Generator | None = None,
 ) -> Estimate:
     """The distribution that the samples come from, by the protocol with the smallest expected error.
@@ -68,6 +81,8 @@ def learn(
         seed: of what is public and random; equal on all ranks.
         network: what a table that all servers add up costs: "referee" (each sends it once: the default for a
             list of shards) or "ring" (an all-reduce: the default on ranks).
+        model: what a server may have read before it writes: "simultaneous" (nothing), "one-way" (what
+            servers before it wrote) or "blackboard" (all that was written in rounds before).
         rng: tosses private coins; from the operating system if None.
 
     Samples outside the domain, an empty shard, settings that differ: an error on every rank.
@@ -77,7 +92,7 @@ def learn(
     if process_group is not None and not on_ranks:
         raise ConfigError("with a process group each rank gives one array, its own shard, not a list of them")
     network = network or ("ring" if on_ranks else "referee")
-    spec = LearningSpec(domain, bits, structure, pieces, norm, epsilon, increasing, seed, network)
+    spec = LearningSpec(domain, bits, structure, pieces, norm, epsilon, increasing, seed, network, model)
     if on_ranks:
         return _on_ranks(samples, spec, process_group, rng)
     return _in_one_process(cast("Sequence[Any]", samples) if shards else [samples], spec, rng)
@@ -106,19 +121,34 @@ def _is_flat(samples: Sequence[Any]) -> bool:
 async def _learn(spec: LearningSpec, sizes: I64, collect: Collect) -> Estimate:
     ranked = plans(spec, sizes)
     plan = ranked[0]
-    protocol, bits = plan.protocol, 0
-    if isinstance(protocol, QuantileCells):
-        quota = _spread(protocol.pilot_samples, sizes)
-        pilot = protocol.pilot
-        bits += int(quota.sum()) * pilot.bits_per_message
-        protocol = protocol.refine(pilot.estimate(cast("Sequence[Messages]", await collect(pilot, quota))))
-    messages = await collect(protocol, plan.quota)
-    n = int(plan.quota.sum())
-    bits += protocol.bits_per_message * (len(sizes) if isinstance(protocol, Additive) else n)
+    protocol, n, bits = plan.protocol, int(plan.quota.sum()), 0
+    if isinstance(protocol, ServerCounts):
+        messages = await _written(protocol, sizes, collect)
+        bits = 8 * sum(part.payload.size for part in messages)
+    else:
+        if isinstance(protocol, QuantileCells):
+            quota = _spread(protocol.pilot_samples, sizes)
+            pilot = protocol.pilot
+            bits += int(quota.sum()) * pilot.bits_per_message
+            first = cast("Sequence[Messages]", await collect(pilot, quota, None))
+            protocol = protocol.refine(pilot.estimate(first))
+        messages = await collect(protocol, plan.quota, None)
+        bits += protocol.bits_per_message * (len(sizes) if isinstance(protocol, Additive) else n)
     p, error, misfit = fitted(spec, protocol, messages, n, plan.predicted)
     warnings = fit_warning(spec, misfit, plan.predicted)
-    reason = _reason(spec, ranked, sizes)
-    return Estimate(p, error, misfit, spec.norm, bits, protocol, reason, warnings=warnings)
+    least = bound(spec, sizes)
+    reason = _reason(spec, ranked, sizes, least)
+    return Estimate(p, error, misfit, spec.norm, bits, protocol, reason, least, warnings=warnings)
+
+
+async def _written(protocol: ServerCounts, sizes: I64, collect: Collect) -> list[Messages]:
+    """All that the servers write, turn after turn."""
+    board, written = Board(protocol.domain), list[Messages]()
+    for servers in protocol.turns():
+        now = cast("Sequence[Messages]", await collect(protocol, sizes, Turn(servers, board)))
+        protocol.read(board, now)
+        written += now
+    return written
 
 
 def _spread(total: int, sizes: I64) -> I64:
@@ -127,9 +157,12 @@ def _spread(total: int, sizes: I64) -> I64:
     return np.minimum(sizes, np.maximum(share, 1))
 
 
-def _reason(spec: LearningSpec, ranked: Sequence[Plan], sizes: I64) -> str:
+def _reason(spec: LearningSpec, ranked: Sequence[Plan], sizes: I64, least: float) -> str:
     best = ranked[0]
     text = f"{best.protocol}: expected {spec.norm} error {best.predicted:.3g} for {best.bits:,} bits"
+    if best.rounds > 1:
+        text += f" in {best.rounds} rounds"
+    text += f" (minimax rate, up to a constant: {least:.2g})"
     others = [plan for plan in ranked[1:] if type(plan.protocol) is not type(best.protocol)]
     if others:
         text += f"; next is {others[0].protocol} with {others[0].predicted:.3g}"
@@ -162,7 +195,9 @@ def _in_one_process(shards: Sequence[Any], spec: LearningSpec, rng: np.random.Ge
             raise ConfigError(f"shard {number}: {error}") from None
     sizes = np.array([len(shard) for shard in checked], np.int64)
 
-    async def collect(protocol: AnyProtocol, quota: I64) -> Sent:
+    async def collect(protocol: AnyProtocol, quota: I64, turn: Turn | None) -> Sent:
+        if turn is not None and isinstance(protocol, ServerCounts):
+            return [protocol.encode(checked[server], rng, server, turn.board) for server in turn.servers]
         # Players are numbered over all shards, and tables add up: one shard or many makes no difference.
         parts = [
             subsample(s, int(q), spec, i) for i, (s, q) in enumerate(zip(checked, quota, strict=True)) if q
@@ -238,7 +273,9 @@ class _Ranks:
             raise ConfigError("; ".join(problems))
         return np.array(sizes, np.int64)
 
-    async def collect(self, protocol: AnyProtocol, quota: I64) -> Sent:
+    async def collect(self, protocol: AnyProtocol, quota: I64, turn: Turn | None) -> Sent:
+        if turn is not None and isinstance(protocol, ServerCounts):
+            return await self._take_turn(protocol, quota, turn)
         rank, firsts = self.rank_info.rank, np.cumsum(quota) - quota
         sent: Messages | Sums | None = None
         if quota[rank]:
@@ -254,6 +291,18 @@ class _Ranks:
             Messages(theirs.numpy(), int(count), int(first))
             for (theirs,), count, first in zip(received, quota, firsts, strict=True)
         ]
+
+    async def _take_turn(self, protocol: ServerCounts, sizes: I64, turn: Turn) -> list[Messages]:
+        rank, payload = self.rank_info.rank, np.empty(0, np.uint8)
+        if rank in turn.servers:
+            payload = protocol.encode(self.samples, self.rng, rank, turn.board).payload
+        found: list[Messages] = []
+        for server, (theirs,) in enumerate(await self._gather([torch.from_numpy(payload)])):
+            if server in turn.servers:
+                found.append(Messages(theirs.numpy(), int(sizes[server]), server))
+            elif theirs.numel():
+                raise PayloadError(f"rank {server} writes when it is not its turn")
+        return found
 
     async def _gather(self, parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         found: list[list[list[torch.Tensor]]] = []

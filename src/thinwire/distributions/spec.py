@@ -12,6 +12,7 @@ from thinwire.errors import ConfigError
 
 Structure = Literal["none", "monotone", "histogram"]
 Network = Literal["referee", "ring"]
+Model = Literal["simultaneous", "one-way", "blackboard"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,16 @@ class LearningSpec:
     increasing: bool
     seed: int
     network: Network
+    model: Model = "blackboard"
 
     def __post_init__(self) -> None:
         checks.whole("learn", "domain", self.domain, 2, LARGEST_DOMAIN)
-        for name, allowed in (("structure", Structure), ("norm", Norm), ("network", Network)):
+        for name, allowed in (
+            ("structure", Structure),
+            ("norm", Norm),
+            ("network", Network),
+            ("model", Model),
+        ):
             checks.one_of("learn", name, getattr(self, name), get_args(allowed))
         checks.positive("learn", "bits", self.bits)
         if self.bits > 64:
