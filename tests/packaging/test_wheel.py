@@ -20,7 +20,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 COMMANDS = re.compile(r"^    ((?:thinwire|torchrun|python -m thinwire) [^#\n]*)", re.MULTILINE)
 # What takes minutes is made shorter; the commands are otherwise README's own.
-SHORTER = {"thinwire compare": "--steps 20 --workers 2 -m dense,topk(ratio=0.01)", "thinwire plan": "-m topk,qsgd"}
+SHORTER = {
+    "thinwire compare": "--steps 20 --workers 2 -m dense,topk(ratio=0.01)",
+    "thinwire plan": "-m topk,qsgd",
+}
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
