@@ -5,6 +5,7 @@ They run on loopback or, if hosts of the lab are given, each in a network namesp
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -152,6 +153,10 @@ def start_local(
             processes.append(process)
             lines[mine] = rank
         _listen(lines, outcomes, processes, timeout, on_report)
+    except BaseException:  # Ctrl-C or a signal: workers have nobody left to report to
+        for process in processes:
+            process.kill()
+        raise
     finally:
         for outcome, process in zip(outcomes, processes, strict=False):
             if not _ended(process, 0.0 if outcome.error else 10.0):
@@ -228,6 +233,7 @@ def _main(
     line: Connection,
     args: tuple[object, ...],
 ) -> None:
+    threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     try:
@@ -241,7 +247,16 @@ def _main(
             dist.destroy_process_group()
         _send(line, "value", value)
     except BaseException:
-        _send(line, "error", traceback.format_exc())
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended: nobody is left to tell
+            _send(line, "error", traceback.format_exc())
         raise SystemExit(1) from None
     finally:
         line.close()
+
+
+def _end_with_the_parent() -> None:
+    """A parent that was killed cannot end its workers, and they may be waiting for something."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

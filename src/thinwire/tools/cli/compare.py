@@ -82,6 +82,9 @@ def compare(
         int, typer.Option(min=1, help="Runs of each method, each with its own weights and batches.")
     ] = 1,
     out: Annotated[Path, typer.Option(help="The folder for records, CSV and report.")] = Path("out/compare"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the runs in --out that have ended; train only the rest.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the same model with each method over your link; see accuracy, bytes and time side by side."""
@@ -111,8 +114,14 @@ def compare(
         )
         setting = prepare(asked)
         check_writable(out / FILE, "--out")
-        with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
-            records = run(asked, out, bars, setting)
+        try:
+            with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
+                records = run(asked, out, bars, setting, resume=resume)
+        except (KeyboardInterrupt, SystemExit):
+            typer.echo(
+                f"thinwire: interrupted; {out} has the runs that had ended: go on with --resume", err=True
+            )
+            raise
         write_csv(out / "runs.csv", records.runs)
         report.write(records, out / "report.html")
     from thinwire.tools.report.summary import summarise

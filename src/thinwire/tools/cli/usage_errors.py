@@ -1,12 +1,15 @@
-"""A usage error is one line that says what to do, not a page of usage."""
+"""How commands end: a usage error and a signal are one line, not a page of usage or a traceback."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any, cast
 
 import typer
 from typer.core import TyperGroup
+
+from thinwire.tools.lab.signals import leaving_by
 
 
 class OneLineErrors(TyperGroup):
@@ -16,7 +19,8 @@ class OneLineErrors(TyperGroup):
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            with leaving_by(signal.SIGTERM, signal.SIGHUP):
+                code = super().main(*args, standalone_mode=False, **extra)
         except typer.Abort:
             typer.echo("thinwire: stopped", err=True)
             sys.exit(1)

@@ -183,8 +183,11 @@ def to_lines(records: Records) -> bytes:
 def write(path: Path, records: Records) -> None:
     """Write all records; a file from an earlier run is replaced at once or not at all."""
     new = path.with_name(path.name + ".new")
-    new.write_bytes(to_lines(records))
-    new.replace(path)
+    try:
+        new.write_bytes(to_lines(records))
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Records:

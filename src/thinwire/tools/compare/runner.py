@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import asdict
+
+from thinwire.errors import ConfigError
 from thinwire.net.launch import WorkerFailedError, run_local
-from thinwire.tools.compare.records import Evaluation, Records, Run, Setting, Step, write
+from thinwire.tools.compare.records import Evaluation, Records, Run, Setting, Step, read, write
 from thinwire.tools.compare.settings import Comparison, prepare
 from thinwire.tools.compare.training import train
 from thinwire.tools.lab.hosts import hosts_for
 from thinwire.tools.lab.namespaces import Host
 
 FILE = "records.jsonl"
+LOCK = ".lock"
 DAY = 86_400.0
+MAY_CHANGE = ("command", "seeds")
+"""Settings that may differ when a comparison is resumed: they do not change a run that has ended."""
 
 
 class Observer:
@@ -26,25 +34,78 @@ class Observer:
 
 
 def run(
-    asked: Comparison, out: Path, observer: Observer | None = None, setting: Setting | None = None
+    asked: Comparison,
+    out: Path,
+    observer: Observer | None = None,
+    setting: Setting | None = None,
+    *,
+    resume: bool = False,
 ) -> Records:
     """Train with every method. `records.jsonl` in `out` always has all runs that have ended.
 
     Args:
+        asked: what to compare.
+        out: the folder; no other comparison may write to it at the same time.
+        observer: told of the progress.
         setting: of `prepare(asked)`, if the caller has it.
+        resume: keep the runs of an earlier comparison with the same settings that is in `out`.
     """
     observer = observer or Observer()
-    records = Records(setting or prepare(asked))
     out.mkdir(parents=True, exist_ok=True)
-    with hosts_for(asked.link, asked.workers) as hosts:
+    with _locked(out), hosts_for(asked.link, asked.workers) as hosts:
+        records = Records(setting or prepare(asked))
+        earlier = _earlier(out / FILE, records.setting) if resume else {}
         for method in asked.methods:
             for seed in range(asked.seeds):
                 observer.begin(method, seed)
-                one = _run(records, method, seed, hosts, observer)
-                records.runs.append(one)
-                write(out / FILE, records)
-                observer.end(method, one.failed)
+                if (method, seed) in earlier:
+                    done = earlier[method, seed]
+                    records.steps.extend(done.steps)
+                    records.evaluations.extend(done.evaluations)
+                    records.runs.extend(done.runs)
+                else:
+                    records.runs.append(_run(records, method, seed, hosts, observer))
+                    write(out / FILE, records)
+                observer.end(method, records.runs[-1].failed)
+        write(out / FILE, records)
     return records
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None, None, None]:
+    """Keeps other comparisons out of the folder. The kernel releases the lock when this process ends."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another comparison is writing to {folder}: give this one another folder (--out), or wait"
+            ) from None
+        yield
+
+
+def _earlier(path: Path, setting: Setting) -> dict[tuple[str, int], Records]:
+    """The runs in a file that ended well, with their steps and evaluations. None if there is no file."""
+    if not path.exists():
+        return {}
+    found = read(path)
+    theirs, ours = asdict(found.setting), asdict(setting)
+    for name, value in ours.items():
+        if name not in MAY_CHANGE and theirs[name] != value:
+            raise ConfigError(
+                f"{path} cannot be resumed: its {name} is {theirs[name]}, now it is {value}. "
+                "Give the same options, or another folder (--out)"
+            )
+    return {
+        (one.method, one.seed): Records(
+            setting,
+            [step for step in found.steps if (step.method, step.seed) == (one.method, one.seed)],
+            [test for test in found.evaluations if (test.method, test.seed) == (one.method, one.seed)],
+            [one],
+        )
+        for one in found.runs
+        if one.failed is None
+    }
 
 
 def _run(records: Records, method: str, seed: int, hosts: Sequence[Host] | None, observer: Observer) -> Run:
