@@ -7,13 +7,14 @@ from functools import partial
 import msgspec
 import torch
 
-from reproductions import lag
+from reproductions import lag, laq_authors
 from reproductions.base import Claim, Context, Outcome, Reproduction
 from reproductions.cohort import Cohort, Recipe, images
+from reproductions.laq_authors import uploads_of
 from thinwire.convex import Descent, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
 from thinwire.methods import LASG, QSGD
-from thinwire.methods.families.lazy import Coder, Counts, Lazy
+from thinwire.methods.families.lazy import Coder, Lazy
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate, loss
 
@@ -131,25 +132,22 @@ def train(method: str, recipe: Recipe, data: Dataset, goal: float) -> Training:
         if number % 10 == 0:
             curve.append((bits, smooth))
         if reached is None and len(recent) == AVERAGED_STEPS and smooth < goal:
-            uploads, code_bytes = _uploads(cohort, number)
-            reached = Reached(number, bits, uploads, 8.0 * uploads * code_bytes)
+            uploads = uploads_of(cohort)
+            reached = Reached(number, bits, uploads, 8.0 * uploads * _code_bytes(cohort))
     sent = sum(meter.sent_bytes for meter in meters) / recipe.steps / recipe.workers
     return Training(reached, curve, evaluate(cohort.models[0], data)[1], sent)
 
 
-def _uploads(cohort: Cohort, steps: int) -> tuple[int, int]:
-    """How many uploads there were, and the bytes of a code."""
+def _code_bytes(cohort: Cohort) -> int:
+    """The bytes of one upload."""
     exchange = cohort.exchange
     numbers = [parameter.numel() for parameter in cohort.models[0].parameters()]
     total = sum(numbers)
     if isinstance(exchange, Lazy):
-        known = [session.engine.states.entries() for session in cohort.sessions]
-        counts = [fields["counts"] for own in known for fields in own.values() if "counts" in fields]
-        uploads = sum(Counts.of(each).uploads for each in counts)
-        return uploads, Coder(exchange.upload_bits, tuple(numbers)).payload_bytes(total)
+        return Coder(exchange.upload_bits, tuple(numbers)).payload_bytes(total)
     plain = torch.ones(total)
     code = exchange.encode(plain, seed=0) if isinstance(exchange, QSGD) else [plain]
-    return steps * cohort.recipe.workers, sum(part.nbytes for part in code)
+    return sum(part.nbytes for part in code)
 
 
 # -- the reproduction --------------------------------------------------------------------------------------
@@ -160,6 +158,7 @@ def run(context: Context) -> Outcome:
     outcome = Outcome(judged=not context.quick)
     _deterministic(context, outcome)
     _stochastic(context, outcome)
+    laq_authors.add(context, outcome)
     return outcome
 
 

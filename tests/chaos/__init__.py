@@ -1,0 +1,1 @@
+"""Seeded random faults against every method and host, with invariants checked after each: `make chaos`."""
