@@ -14,6 +14,7 @@ import torch
 from reproductions.base import Context, Outcome, Reproduction
 from thinwire.convex import Descent, Known, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
+from thinwire.convex.problems import SquaresShare, increasing_smoothness
 from thinwire.tools.report.figures import Curve
 from thinwire.tools.workloads import data as datasets
 
@@ -38,18 +39,8 @@ PUBLISHED: dict[str, dict[Algorithm, int]] = {
 Rows = tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Squares:
+class Squares(SquaresShare):
     """A worker's 0.5 |X theta - y|^2."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-
-    def loss(self, theta: torch.Tensor) -> torch.Tensor:
-        return 0.5 * (self.x @ theta - self.y).square().sum()
-
-    def gradient(self, theta: torch.Tensor) -> torch.Tensor:
-        return self.x.T @ (self.x @ theta - self.y)
 
     @property
     def smoothness(self) -> float:
@@ -128,14 +119,8 @@ def _problem(parts: Sequence[Squares | Logistic], step: float, best: torch.Tenso
 
 
 def increasing(workers: int, seed: int = 0) -> Problem:
-    """The paper's synthetic problem: X_m = 1.3^(m-1) q q' + I, so worker m's smoothness grows with m."""
-    rng = torch.Generator().manual_seed(seed)
-    rows: list[Rows] = []
-    for worker in range(workers):
-        q = torch.nn.functional.normalize(torch.randn(50, generator=rng, dtype=torch.float64), dim=0)
-        x = 1.3**worker * torch.outer(q, q) + torch.eye(50, dtype=torch.float64)
-        rows.append((x, torch.randn(50, generator=rng, dtype=torch.float64)))
-    return linear(rows)
+    """The paper's synthetic problem: worker m's smoothness grows with m."""
+    return linear([(share.x, share.y) for share in increasing_smoothness(workers, seed=seed)])
 
 
 @dataclass(frozen=True)
