@@ -16,10 +16,10 @@ from reproductions.asylpg_runs import ALGORITHMS, FULL, History, Runs
 from reproductions.base import Claim, Outcome, exponent
 from reproductions.cohort import LocalCohort, Recipe, Training, train
 from reproductions.page import markdown
-from reproductions.picture import MOST_POINTS, svg
 from reproductions.pqasgd import COARSE, FINE, quantiser_loss
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
+from thinwire.tools.report.figure_picture import MOST_POINTS, svg
 from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads.data import digits
 
