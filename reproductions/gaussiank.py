@@ -169,7 +169,7 @@ def _losses(outcome: Outcome, looks: dict[str, list[Shape]]) -> None:
         kept, lost = loss.near(RATIO)
         rows.append((label, loss.size, kept, lost, 1 - kept, (1 - kept) ** 2, loss.worst))
     outcome.table(
-        "||u - top_k(u)||^2 / ||u||^2 at the last step, bounds, and the largest part of the last one at any k",
+        "||u - top_k(u)||^2 / ||u||^2 at the last step, bounds, and the largest part of the last one over k",
         {"model": "", "d": ",", "k/d": ".3%"}
         | dict.fromkeys(("lost", "1 - k/d", "(1 - k/d)^2"), ".4f")
         | {"largest part": ".3f"},

@@ -24,9 +24,9 @@ RANGE = 4.0
 class Shape(msgspec.Struct):
     """Of residual + gradient at a step.
 
-    - histogram: the density of standardised entries; `against`: the share of entries by which it rises away
-      from zero, beyond chance;
-    - counts: how many entries each selection takes, in k; seconds: how long it takes.
+    - histogram: the density of standardised entries; `against`: the share of entries by which that around
+      zero rises away from it, beyond chance;
+    - counts: how many entries each selection takes, in k; seconds: how long it takes, at the last step.
     """
 
     step: int
@@ -53,13 +53,13 @@ def shapes(recipe: Recipe, data: Dataset, looks: int, ratio: float) -> list[Shap
         residual = cohort.sessions[0].residuals()
         own = {name: g.flatten() for name, g in gradients[0].items() if g.numel() >= recipe.dense_below}
         u = torch.cat([g + residual[name].flatten() if name in residual else g for name, g in own.items()])
-        found.append(shape_of(u, ratio, cohort.steps + 1))
+        found.append(shape_of(u, ratio, cohort.steps + 1, timed=cohort.steps + 1 == recipe.steps))
 
     cohort.watched(watch)
     return found
 
 
-def shape_of(u: torch.Tensor, ratio: float, step: int = 0) -> Shape:
+def shape_of(u: torch.Tensor, ratio: float, step: int = 0, *, timed: bool = False) -> Shape:
     exact = u.double()
     mean, deviation = float(exact.mean()), float(exact.std())
     standard = (exact - mean) / deviation
@@ -76,11 +76,11 @@ def shape_of(u: torch.Tensor, ratio: float, step: int = 0) -> Shape:
         deviation,
         kurtosis=float(standard.pow(4).mean()) - 3,
         histogram=cast("list[float]", (bins / bins.sum() * BINS / (2 * RANGE)).tolist()),
-        against=rises_outwards(bins),
+        against=rises_outwards(torch.histc(u / deviation, BINS, -RANGE, RANGE)),
         fits=list(fit_all(histogram_of(u))),
         loss=lost_by_topk(u, ratio),
         counts={name: len(indices) / k for name, indices in taken.items()},
-        seconds=best_times(u, k, 5),
+        seconds=best_times(u, k, 5) if timed else {},
     )
 
 

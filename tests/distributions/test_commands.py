@@ -63,9 +63,11 @@ def test_several_models_make_one_page_and_pictures(tmp_path: Path):
     arguments += ["--out", str(page)]
     result = CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert max(map(len, result.output.splitlines())) <= 100
+    shown, _, place = result.output.partition("Plots: ")
+    assert place.strip() == str(page)
+    assert max(map(len, shown.splitlines())) <= 100
     for model in ("logistic", "transformer"):
-        assert f"{model}, Student t" in result.output
+        assert f"{model}, Student t" in shown
         assert f"{model}: what top-k loses" in page.read_text()
     drawn = {path.name: path.read_text() for path in pictures.iterdir()}
     assert len(drawn) == 11

@@ -116,4 +116,5 @@ def _show(found: list[Findings], out: Path) -> None:
         )
     table(*fits_table(found))
     table(*loss_table(found))
-    console().print(f"{tightness(found)}\nPlots: {out}", markup=False, soft_wrap=True)
+    console().print(tightness(found), markup=False)
+    console().print(f"Plots: {out}", markup=False, soft_wrap=True)
