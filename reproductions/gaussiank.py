@@ -106,7 +106,13 @@ def _shapes(outcome: Outcome, looks: dict[str, list[Shape]]) -> None:
         outcome.figure(title, curves, "standard deviations from the mean", "density")
     outcome.table(
         f"residual + gradient with top-k {100 * RATIO:g} %",
-        {"model": "", "step": "", "mean / deviation": "+.4f", "excess kurtosis": ".1f", "rises": ".2%"},
+        {
+            "model": "",
+            "step": "",
+            "mean / deviation": "+.4f",
+            "excess kurtosis": ".1f",
+            "where it rises": ".2%",
+        },
         [
             (label, one.step, one.mean / one.deviation, one.kurtosis, one.against)
             for label, found in looks.items()
@@ -119,8 +125,8 @@ def _shapes(outcome: Outcome, looks: dict[str, list[Shape]]) -> None:
     outcome.claim(
         "gradients are bell-shaped around zero in every model",
         "for six models (histograms)",
-        f"|mean| at most {max(means):.3f} deviations; the histograms rise away from zero by at most "
-        f"{100 * max(against):.2f} % of the entries beyond chance",
+        f"|mean| at most {max(means):.3f} deviations; {100 * max(against):.2f} % of the entries at most lie "
+        "where a histogram rises away from zero, beyond chance",
         max(means) < 0.2 and max(against) < 0.01,
     )
 

@@ -24,8 +24,8 @@ RANGE = 4.0
 class Shape(msgspec.Struct):
     """Of residual + gradient at a step.
 
-    - histogram: the density of standardised entries; `against`: the share of entries by which that around
-      zero rises away from it, beyond chance;
+    - histogram: the density of standardised entries; `against`: the share of entries above a histogram that
+      only falls to both sides of zero, beyond chance;
     - counts: how many entries each selection takes, in k; seconds: how long it takes, at the last step.
     """
 
@@ -85,13 +85,13 @@ def shape_of(u: torch.Tensor, ratio: float, step: int = 0, *, timed: bool = Fals
 
 
 def rises_outwards(bins: torch.Tensor) -> float:
-    """The share of entries by which a histogram around zero rises away from it, beyond 3 standard errors."""
-    total, found = float(bins.sum()), 0.0
+    """The share of entries above a histogram that only falls to both sides, beyond 3 standard errors."""
     middle = len(bins) // 2
+    found = 0.0
     for side in (bins[middle:].double(), bins[: middle + 1].flip(0).double()):
-        inner, outer = side[:-1], side[1:]
-        found += float((outer - inner - 3 * (outer + inner).sqrt()).clamp(min=0).sum())
-    return found / total
+        lowest = side.cummin(0).values
+        found += float((side - lowest - 3 * (side + lowest).sqrt()).clamp(min=0).sum())
+    return found / float(bins.sum())
 
 
 def histogram_of(u: torch.Tensor) -> Histogram:
