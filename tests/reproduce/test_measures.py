@@ -243,6 +243,10 @@ def test_pictures_are_svg_with_a_legend_and_few_points() -> None:
     assert {"A < b", "x", "y", "first & last", "second"} <= set(words)
     paths = [element.get("d", "") for element in root.iter() if element.tag.endswith("path")]
     assert max(path.count("L") for path in paths) < MOST_POINTS
+    steep = lines({"steep": ((1, 2, 3), (1.0, 1e-3, 1e-300))}, "x", "y", log_y=True)
+    steep["layout"]["yaxis"]["range"] = [-4, 1]  # exponents, as Plotly has them
+    assert "1e-300" not in (cut := svg("cut", steep) or "")
+    assert "0.001" in cut
     assert svg("empty", lines({"none": ([], [])}, "x", "y")) is None
     flat = svg("flat", lines({"flat": ([1, 2], [3, 3])}, "x", "y", only_markers=True))
     assert flat is not None
