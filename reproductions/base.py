@@ -67,7 +67,7 @@ class Outcome(Findings):
     figures: dict[str, Any] = {}
     judged: bool = True
 
-    def claim(self, what: str, paper: str, ours: str, holds: bool, note: str = "") -> None:
+    def claim(self, what: str, paper: str, ours: str, holds: bool | None, note: str = "") -> None:
         self.claims.append(Claim(what, paper, ours, holds if self.judged else None, note))
 
     def table(

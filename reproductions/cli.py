@@ -73,7 +73,7 @@ def reproduce(
 
 def _run(name: str, reproduction: Reproduction, data: Path | None, quick: bool, out: Path) -> Outcome:
     from reproductions.page import write_plots
-    from reproductions.picture import svg
+    from thinwire.tools.report.figure_picture import svg
 
     done = 0
     with progress(None) as advance:

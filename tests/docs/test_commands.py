@@ -70,7 +70,11 @@ RULES = (
     ),
     Rule(r"thinwire report", edits=((r"report \S+", "report out/made"),)),
     Rule(r"thinwire plan", edits=((r"--parameters \S+", "--parameters 200000"),), options="--workers 2"),
-    Rule(r"thinwire gradients", options="--steps 2 --workers 2"),
+    Rule(
+        r"thinwire gradients",
+        edits=((r"--model all", "--model logistic,lstm"),),
+        options="--steps 2 --workers 2 --batch 4",
+    ),
     Rule(r"python -m benchmarks overhead", options="--steps 1"),
     Rule(r"python -m benchmarks methods", options="--size 5000 -m topk"),
     Rule(r"python -m benchmarks kernels", edits=((r"\bT$", "1"),), options="--size 5000 --only sign"),

@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from reproductions import gaussiank, growth, gspar, lag, pqasgd, sparse
+from reproductions import gaussiank, gaussiank_selection, gaussiank_shapes, growth, gspar, lag, pqasgd, sparse
 from reproductions.a2sgd import PUBLISHED, Silent, Watched
 from reproductions.asylpg import published, savings
 from reproductions.asylpg_runs import ALGORITHMS, FULL, History, Runs
 from reproductions.base import Claim, Outcome, exponent
 from reproductions.cohort import LocalCohort, Recipe, Training, train
 from reproductions.page import markdown
-from reproductions.picture import MOST_POINTS, svg
 from reproductions.pqasgd import COARSE, FINE, quantiser_loss
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
+from thinwire.tools.report.figure_picture import MOST_POINTS, svg
 from thinwire.tools.report.figures import lines
 from thinwire.tools.workloads.data import digits
 
@@ -172,15 +172,51 @@ def test_selections_find_the_largest_entries() -> None:
     k = 2000
     largest = set(u.abs().topk(k).indices.tolist())
     for select, least in (
-        (gaussiank.exact, 1.0),
-        (gaussiank.dgc_sampling, 0.7),
-        (gaussiank.redsync, 0.7),
-        (gaussiank.gaussian, 0.6),
+        (gaussiank_selection.exact, 1.0),
+        (gaussiank_selection.dgc_sampling, 0.7),
+        (gaussiank_selection.redsync, 0.7),
+        (gaussiank_selection.gaussian, 0.6),
     ):
         found = set(select(u, k).tolist())
         assert len(found) <= 2 * k
         assert len(found & largest) >= least * k, select
-    assert set(gaussiank.selection_times(1000, 1)) == set(gaussiank.SELECTIONS)
+    assert set(gaussiank_selection.selection_times(1000, 1)) == set(gaussiank_selection.SELECTIONS)
+
+
+def test_the_shape_of_gradients() -> None:
+    rng = torch.Generator().manual_seed(6)
+    bell = gaussiank_shapes.shape_of(torch.randn(100_000, generator=rng), 0.001, timed=True)
+    assert bell.against == 0
+    assert abs(bell.kurtosis) < 0.1
+    assert bell.loss.worst < 1
+    assert max(bell.fits, key=lambda fit: fit.log_likelihood).family != "Laplace"
+    assert all(0.6 < count < 1.4 for count in bell.counts.values())
+    assert set(bell.seconds) == {"copy", *gaussiank_selection.SELECTIONS}
+    sides = torch.where(torch.rand(100_000, generator=rng) > 0.5, 2.0, -2.0)
+    two_peaks = torch.randn(100_000, generator=rng) + sides
+    assert gaussiank_shapes.shape_of(two_peaks, 0.001).against > 0.05
+    heavy = gaussiank_shapes.shape_of(torch.randn(100_000, generator=rng) ** 3, 0.001)
+    assert heavy.counts["first threshold"] > 2
+    assert 2 / 3 <= heavy.counts["thinwire"] <= 4 / 3
+
+
+@pytest.mark.parametrize(
+    ("dense", "lone", "own", "verdict"),
+    [
+        (0.95, 0.90, 0.945, "holds"),
+        (0.95, 0.90, 0.93, "does not hold"),
+        (0.95, 0.943, 0.942, "does not hold"),  # no better than not to communicate
+        (0.95, 0.949, 0.945, "not judged"),
+    ],
+)
+def test_near_dense_is_judged_beside_a_lone_worker(
+    dense: float, lone: float, own: float, verdict: str
+) -> None:
+    accuracies = {"dense": dense, gaussiank.LONE: lone, "topk": own + 0.002, "gaussiank": own}
+    runs = {name: [Training([], [(10, value)], 0.0, 0.0)] for name, value in accuracies.items()}
+    outcome = Outcome()
+    gaussiank._accuracy(outcome, "MLP", RECIPE, runs)
+    assert [claim.verdict for claim in outcome.claims] == ["holds", verdict]
 
 
 def test_runs_with_the_same_product_are_averaged() -> None:
@@ -207,6 +243,10 @@ def test_pictures_are_svg_with_a_legend_and_few_points() -> None:
     assert {"A < b", "x", "y", "first & last", "second"} <= set(words)
     paths = [element.get("d", "") for element in root.iter() if element.tag.endswith("path")]
     assert max(path.count("L") for path in paths) < MOST_POINTS
+    steep = lines({"steep": ((1, 2, 3), (1.0, 1e-3, 1e-300))}, "x", "y", log_y=True)
+    steep["layout"]["yaxis"]["range"] = [-4, 1]  # exponents, as Plotly has them
+    assert "1e-300" not in (cut := svg("cut", steep) or "")
+    assert "0.001" in cut
     assert svg("empty", lines({"none": ([], [])}, "x", "y")) is None
     flat = svg("flat", lines({"flat": ([1, 2], [3, 3])}, "x", "y", only_markers=True))
     assert flat is not None

@@ -49,10 +49,16 @@ def pqasgd(smoke: Smoke) -> None:
 
 
 def gaussiank(smoke: Smoke) -> None:
-    assert {row["model"] for row in smoke.tables[0]} == {"MLP", "CNN", "LSTM", "transformer"}
-    assert all(0 < number(row["lost"]) <= number(row["(1 - k/d)^2"]) for row in smoke.tables[0])
-    assert all(number(row["d = 100,000"]) > 0 for row in smoke.tables[1])
-    assert len(smoke.tables[1]) == 6
+    shapes, fits, losses, counts, times, accuracies = smoke.tables
+    models = {"logistic regression", "MLP", "CNN", "ResNet-20", "LSTM", "transformer"}
+    for table in (shapes, fits, losses, counts):
+        assert {row["model"] for row in table} == models
+    assert all(0 < number(row["Gaussian"]) < 1 for row in fits)
+    assert all(0 < number(row["lost"]) <= number(row["(1 - k/d)^2"]) for row in losses)
+    assert all(0.66 <= number(row["thinwire"]) <= 1.34 for row in counts)
+    assert all(number(row["d = 100,000"]) > 0 for row in times)
+    assert len(times) == 6
+    assert [row["method"] for row in accuracies] == ["dense", "a lone worker", "topk", "gaussiank"]
 
 
 def a2sgd(smoke: Smoke) -> None:

@@ -13,7 +13,8 @@ def gaussiank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     The threshold is bracketed and bisected geometrically in at most eight counts until it keeps between 2k/3
     and 4k/3 entries. If none does: with too many above, the exact top-k; with fewer but at least one, those;
     with none at all (an all-zero tensor), the exact top-k, so k >= 1 always selects something. Non-finite
-    entries stay out of the moments and count as above every threshold.
+    entries stay out of the moments and count as above every threshold. On other devices than a CPU the search
+    stays on the device: the host waits once, for the number of selected entries.
     """
     check.flat_float("x", x)
     return dispatch(reference.gaussiank, x, None, check.count(k, x.numel()))

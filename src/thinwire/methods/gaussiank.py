@@ -26,8 +26,9 @@ class GaussianK(SparseByRatio):
         ratio: about the share of the entries that is sent. The ranks may send different numbers of entries.
 
     Differences from the paper: the two-sided tail of the authors' code, not the one-sided tail of the text.
-    Up to eight counts, bracketed and then bisected, instead of three blind changes of the threshold. Never
-    more than 4k/3 entries. Ranks that send different numbers of entries are decoded correctly.
+    Up to eight counts, bracketed and then bisected, instead of three blind changes of the threshold. On a GPU
+    the search never waits for the host, where the authors' code waits at every count; a selection waits once.
+    Never more than 4k/3 entries. Ranks that send different numbers of entries are decoded correctly.
     """
 
     name = "gaussiank"
@@ -38,7 +39,7 @@ class GaussianK(SparseByRatio):
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "where k is about ratio * n and depends on the gradient"
     rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
-    compute = "two passes for mean and deviation, and up to eight passes to count"
+    compute = "two passes for mean and deviation, and up to eight passes to count (always eight on a GPU)"
     reference = """Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep
     learning", 2019"""
     ragged = True

@@ -1,5 +1,9 @@
 """Gaussian-k on the CPU: moments in one pass, then compaction passes that double as counts."""
 
+import math
+import struct
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +13,7 @@ from thinwire.kernels.cpu._jit import F32, I32
 from thinwire.kernels.cpu._sums import finite_sums
 from thinwire.kernels.cpu._tensors import Source
 from thinwire.kernels.cpu.selection import magnitude_bits, topk_of
-from thinwire.kernels.reference.gaussian import first_threshold, search
+from thinwire.kernels.reference.gaussian import COUNTS, LARGEST, quantile
 
 
 def gaussiank(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
@@ -38,6 +42,47 @@ def select_by_moments(source: Source, k: int, sums: tuple[int, float, float]) ->
         count(t)
     indices, values = last[t]
     return torch.from_numpy(indices.copy()), torch.from_numpy(values.copy())
+
+
+def first_threshold(count: int, total: float, squares: float, k: int, numel: int) -> float:
+    """That of the reference, from sums over the `count` finite entries in double precision."""
+    mean = total / max(count, 1)
+    variance = max(squares - total * mean, 0.0) / max(count - 1, 1)
+    return _as_float32(abs(mean) + math.sqrt(variance) * quantile(k, numel))
+
+
+def search(first: float, k: int, count: Callable[[float], int]) -> float | None:
+    """The search of the reference, which ends where it has found a threshold; None: take the exact top-k.
+
+    `count` may stop counting beyond 4k/3: only which side it fell on matters there.
+    """
+    t = first
+    enough: float | None = None  # the lowest threshold with some, but fewer than 2k/3
+    high: float | None = None
+    low: float | None = None
+    down, up = 0.5, 1.5
+    for _ in range(COUNTS):
+        n = count(t)
+        if 3 * n > 4 * k:
+            low = t
+        elif 3 * n >= 2 * k:
+            return t
+        else:
+            high = t
+            enough = t if n >= 1 else enough
+        if low is not None and high is not None:
+            t = _as_float32(math.sqrt(low) * math.sqrt(high))
+        elif low is None:
+            t, down = _as_float32(down * t), down * down
+        else:
+            t, up = _as_float32(up * t), up * up
+        if t in (low, high):
+            break  # neighbouring floats: no threshold lies between them
+    return enough if low is None else None
+
+
+def _as_float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", min(value, LARGEST)))[0]
 
 
 def warm() -> None:

@@ -1,10 +1,6 @@
-"""Gaussian-k in plain torch, and the threshold search that all backends share.
-
-They feed the search exact counts, so all end at the same threshold.
-"""
+"""Gaussian-k in plain torch. The search stays on the device; the host waits once, for the selection."""
 
 import math
-import struct
 from collections.abc import Callable
 from statistics import NormalDist
 
@@ -13,62 +9,71 @@ from torch import Tensor
 
 from thinwire.kernels.reference import selection
 
-_COUNTS = 8
-_LARGEST = torch.finfo(torch.float32).max
+COUNTS = 8
+LARGEST = torch.finfo(torch.float32).max
+_ABOVE_ALL = 0x7FFFFFFF  # as the bits of a magnitude: nothing is larger, not even NaN
 
 
 def gaussiank(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     x = selection.summed(x, grad).float()
     if k == 0 or k == x.numel():
         return selection.topk(x, None, k)
-    finite = x[torch.isfinite(x)].double()
-    sums = finite.numel(), float(finite.sum()), float(finite.square().sum())
-    t = search(first_threshold(*sums, k, x.numel()), k, lambda t: int(selection.above(x, t).sum()))
-    return selection.topk(x, None, k) if t is None else selection.threshold(x, None, t)
+    indices = torch.nonzero(selection.magnitudes(x) > threshold_bits(x, k)).flatten()
+    # A threshold that was found has an entry above it, so no entry means that none was found.
+    return selection.take(x, indices) if indices.numel() else selection.topk(x, None, k)
 
 
-def first_threshold(count: int, total: float, squares: float, k: int, numel: int) -> float:
-    """The magnitude that a normal distribution exceeds with probability k / numel, both tails together.
-
-    `total` and `squares` are sums over the `count` finite entries, in double precision.
-    """
-    mean = total / count if count else 0.0
-    variance = max(squares - total * mean, 0.0) / max(count - 1, 1)
-    quantile = NormalDist().inv_cdf(1.0 - 0.5 * k / numel)
-    return _as_float32(abs(mean) + math.sqrt(variance) * quantile)
+def threshold_bits(x: Tensor, k: int) -> Tensor:
+    """The threshold for about k entries as the bits of a float32; above all entries if there is none."""
+    magnitudes = selection.magnitudes(x)
+    t = search(first_threshold(x, k), k, lambda t: (magnitudes > _bits(t)).sum())
+    return torch.where(t.isnan(), _ABOVE_ALL, _bits(t))
 
 
-def search(first: float, k: int, count: Callable[[float], int]) -> float | None:
-    """Find a threshold with 2k/3 <= count <= 4k/3: bracket, then bisect geometrically, in at most 8 counts.
+def first_threshold(x: Tensor, k: int) -> Tensor:
+    """The magnitude that a normal distribution exceeds with probability k / numel, both tails together."""
+    finite = torch.isfinite(x)
+    exact = torch.where(finite, x, 0.0).double()
+    count, total, squares = finite.sum(), exact.sum(), exact.square().sum()
+    mean = total / count.clamp(min=1)
+    variance = (squares - total * mean).clamp(min=0.0) / (count - 1).clamp(min=1)
+    return _as_float32(mean.abs() + variance.sqrt() * quantile(k, x.numel()))
+
+
+def quantile(k: int, numel: int) -> float:
+    """How many deviations a normal variable exceeds with probability k / numel, both tails together."""
+    return NormalDist().inv_cdf(1.0 - 0.5 * k / numel)
+
+
+def search(first: Tensor, k: int, count: Callable[[Tensor], Tensor]) -> Tensor:
+    """Find a threshold with 2k/3 <= count <= 4k/3: bracket, then bisect geometrically, in 8 counts.
 
     The bracket opens in growing strides (1/2, 1/4, 1/16 ...): heavy tails put the first threshold far off.
-    `count` may stop counting beyond 4k/3: only which side it fell on matters there. Where all counts fall
-    short, the lowest threshold with at least one entry will do; None means to take the exact top-k.
+    Where all counts fall short, the lowest threshold with at least one entry will do; NaN means to take the
+    exact top-k. All numbers are scalars on the device, and NaN stands for one that is not known yet.
     """
     t = first
-    enough: float | None = None  # the lowest threshold with some, but fewer than 2k/3
-    high: float | None = None
-    low: float | None = None
+    low = high = enough = found = torch.full_like(first, math.nan)
+    stuck = torch.zeros_like(first, dtype=torch.bool)
     down, up = 0.5, 1.5
-    for _ in range(_COUNTS):
+    for _ in range(COUNTS):
         n = count(t)
-        if 3 * n > 4 * k:
-            low = t
-        elif 3 * n >= 2 * k:
-            return t
-        else:
-            high = t
-            enough = t if n >= 1 else enough
-        if low is not None and high is not None:
-            t = _as_float32(math.sqrt(low) * math.sqrt(high))
-        elif low is None:
-            t, down = _as_float32(down * t), down * down
-        else:
-            t, up = _as_float32(up * t), up * up
-        if t in (low, high):
-            break  # neighbouring floats: no threshold lies between them
-    return enough if low is None else None
+        many, few = 3 * n > 4 * k, 3 * n < 2 * k
+        going = found.isnan() & ~stuck
+        found = torch.where(going & ~many & ~few, t, found)
+        low = torch.where(going & many, t, low)
+        high = torch.where(going & few, t, high)
+        enough = torch.where(going & few & (n >= 1), t, enough)
+        t = torch.where(low.isnan(), down * t, torch.where(high.isnan(), up * t, low.sqrt() * high.sqrt()))
+        t = _as_float32(t)
+        stuck = stuck | (t == low) | (t == high)  # neighbouring floats: no threshold lies between them
+        down, up = down * down, up * up
+    return torch.where(found.isnan() & low.isnan(), enough, found)
 
 
-def _as_float32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", min(value, _LARGEST)))[0]
+def _as_float32(value: Tensor) -> Tensor:
+    return value.clamp(max=LARGEST).float().double()
+
+
+def _bits(t: Tensor) -> Tensor:
+    return t.float().view(torch.int32)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thinwire.tools.cli.show import (
-    Data,
     JsonFile,
-    Model,
     Workers,
     check_writable,
     console,
@@ -23,58 +22,99 @@ from thinwire.tools.cli.show import (
 if TYPE_CHECKING:
     from thinwire.tools.gradients import Findings
 
+Models = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="logistic, mlp, cnn, resnet20, lstm or transformer; several with commas between them, or all.",
+    ),
+]
+DataSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="digits, mnist:DIR or cifar10:DIR for images; synthetic or text:FILE for text. May be given "
+        "twice, for models of both kinds. Default: digits and synthetic.",
+    ),
+]
+
 
 def gradients(
-    model: Model = "mlp",
-    data: Data = "digits",
+    model: Models = "mlp",
+    data: DataSets = None,
     workers: Workers = 2,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
     batch: Annotated[int, typer.Option(min=1, help="Rows per worker and step.")] = 32,
     lr: Annotated[float, typer.Option(help="The learning rate of SGD.")] = 0.1,
     ratio: Annotated[float, typer.Option(help="The share of entries that top-k keeps.")] = 0.01,
     method: Annotated[
-        str, typer.Option("--method", "-m", help="The method that averages the gradients.")
+        str,
+        typer.Option(
+            "--method",
+            "-m",
+            help="The method that averages the gradients. If it keeps residuals, they are studied, too.",
+        ),
     ] = "dense",
     seed: Annotated[int, typer.Option(help="The seed of weights and batches.")] = 0,
     out: Annotated[Path, typer.Option(help="The HTML file with the plots.")] = Path("out/gradients.html"),
+    pictures: Annotated[
+        Path | None, typer.Option(help="Draw every plot as an SVG file in this folder, too.")
+    ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Train, and learn from all workers how the gradients are distributed and what top-k would select."""
+    """Train, and learn how the gradients are distributed, which fits describe them, and what top-k loses."""
     with errors():
-        from thinwire.tools.gradients import Study, figures, run
-        from thinwire.tools.report.figures import write_figures
+        from thinwire.tools.gradients import Study, data_of, run
 
         check_writable(out, "--out")
         if json is not None:
             check_writable(json, "--json")
-        study = Study(model, data, workers, steps, batch, lr, ratio, method, seed)
-        with progress(steps) as advance:
-            findings = run(study, lambda _, loss: advance(f"{model}, loss {loss:.3f}", 1))
-        title = f"Gradients of {model} on {data.partition(':')[0]}, {workers} workers"
-        write_figures(out, title, figures(findings))
-        save(json, findings.to_json())
-    _show(findings, out)
+        studies = [
+            Study(name, spec, workers, steps, batch, lr, ratio, method, seed)
+            for name, spec in data_of(model, data or ()).items()
+        ]
+        found: list[Findings] = []
+        with progress(steps * len(studies)) as advance:
+            for study in studies:
+                name = study.model
+                found.append(run(study, lambda _, loss, name=name: advance(f"{name}, loss {loss:.3f}", 1)))
+        _write(found, out, pictures)
+        save(json, {each.study.model: each.to_json() for each in found})
+    _show(found, out)
 
 
-def _show(findings: Findings, out: Path) -> None:
-    study, last = findings.study, findings.steps[-1]
-    rows: list[tuple[str, ...]] = []
-    for number, phase in enumerate(findings.phases):
-        fits = (phase.threshold, phase.gaussian_threshold, phase.laplace_threshold)
-        thresholds = [fit(study.ratio) for fit in fits]
-        selected = [f"{each:.3g} ({100 * phase.share_above(each):.2f} %)" for each in thresholds]
-        moments = (phase.deviation, phase.real_threshold)
-        name = f"{number + 1} of {len(findings.phases)}"
-        rows.append((name, *(f"{value:.3g}" for value in moments), *selected))
-    header = ("part", "deviation", "top-k", "learned", "Gaussian", "Laplace")
-    title = (
-        f"the threshold of top-k at {100 * study.ratio:g} % in each part of the run, and estimates of it "
-        "with the share of entries that they would select"
-    )
-    table(title, header, rows)
-    share = findings.histogram_bytes / max(findings.gradient_bytes, 1)
-    console().print(
-        f"loss {last.loss:.3f} after {len(findings.steps)} steps; a histogram costs a worker "
-        f"{findings.histogram_bytes:,.0f} bytes sent per step, {100 * share:.2g} % of a gradient of "
-        f"{findings.gradient_bytes:,} bytes.\nPlots: {out}"
-    )
+def _write(found: list[Findings], out: Path, pictures: Path | None) -> None:
+    from thinwire.tools.gradients import figures, fits_table, loss_table, overview, tightness
+    from thinwire.tools.report import page
+    from thinwire.tools.report.figure_picture import svg
+    from thinwire.tools.report.figures import write_figures
+
+    plots = overview(found) if len(found) > 1 else {}
+    for each in found:
+        plots |= figures(each)
+    names = ", ".join(each.study.model for each in found)
+    title = f"Gradients of {names}, {found[0].study.workers} workers"
+    write_figures(out, title, plots, tables=[fits_table(found), loss_table(found)], notes=[tightness(found)])
+    if pictures is None:
+        return
+    for heading, plot in plots.items():
+        drawn = svg(heading, plot)
+        if drawn is not None:
+            page.save(pictures / f"{re.sub('[^a-z0-9]+', '-', heading.lower())}.svg", drawn)
+
+
+def _show(found: list[Findings], out: Path) -> None:
+    from thinwire.tools.gradients import fits_table, loss_table, thresholds_table, tightness
+
+    for each in found:
+        table(*thresholds_table(each))
+        share = each.histogram_bytes / max(each.gradient_bytes, 1)
+        console().print(
+            f"loss {each.steps[-1].loss:.3f} after {len(each.steps)} steps; a histogram costs a worker "
+            f"{each.histogram_bytes:,.0f} bytes sent per step, {100 * share:.2g} % of a gradient of "
+            f"{each.gradient_bytes:,} bytes.\n"
+        )
+    table(*fits_table(found))
+    table(*loss_table(found))
+    console().print(tightness(found), markup=False)
+    console().print(f"Plots: {out}", markup=False, soft_wrap=True)

@@ -1,14 +1,11 @@
-"""A study of gradients while they train: their distribution over all workers, learned in 4 KB per step.
-
-What it shows is the question behind Gaussian-k: does a Gaussian (or a Laplace) fitted to the gradients know
-the threshold of top-k?
-"""
+"""Training on local workers, with the distribution of their gradients learned in 4 KB per step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -19,12 +16,15 @@ from thinwire.methods.registry import parse_exchange
 from thinwire.net.launch import Worker, run_local
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.histogram import Histogram
-from thinwire.tools.report.figures import Curve, lines
-from thinwire.tools.report.plots.common import Figure
-from thinwire.tools.workloads import build, load
-from thinwire.tools.workloads.models import loss
+from thinwire.tools.gradients.bound import Loss, lost_by_topk
+from thinwire.tools.gradients.fits import Fit, fit_all
+from thinwire.tools.workloads import MODELS, build, load
+from thinwire.tools.workloads.models import TEXT_MODELS, loss
 
+_EMBEDDED = {"images": "digits", "text": "synthetic"}
 PHASES = 4
+SHOWN_RATIOS = (0.001, 0.01, 0.1)
+"""Where the loss of top-k is printed."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,50 @@ class Step:
 
 @dataclass(frozen=True)
 class Findings:
-    """Every step, the histograms of `PHASES` equal parts of the run, and what learning them cost a worker."""
+    """Every step, the histograms of `PHASES` equal parts of the run, and what learning them cost a worker.
+
+    `losses` are of rank 0 at the end of each part. With a method that keeps residuals all of it is about
+    residual + gradient, because that is what the method selects from.
+    """
 
     study: Study
     steps: tuple[Step, ...]
     phases: tuple[Histogram, ...]
+    losses: tuple[Loss, ...]
     histogram_bytes: float
     gradient_bytes: int
 
+    @cached_property
+    def fits(self) -> tuple[Fit, ...]:
+        """To the last part of the run."""
+        return fit_all(self.phases[-1])
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "edges": list(Histogram.edges())}
+        fits = [{**asdict(fit), "shape": None if math.isnan(fit.shape) else fit.shape} for fit in self.fits]
+        return {**asdict(self), "fits": fits, "edges": list(Histogram.edges())}
+
+
+def data_of(models: str, specs: Sequence[str]) -> dict[str, str]:
+    """The data that each model learns: the given set of its kind, or the one that comes with this package.
+
+    Args:
+        models: names with commas between them, or `all`.
+        specs: at most one set of images and one of text.
+    """
+    names = MODELS if models == "all" else tuple(dict.fromkeys(models.split(",")))
+    given: dict[str, str] = {}
+    for spec in specs:
+        kind = load(spec).kind
+        if kind in given:
+            raise ConfigError(f"--data: {given[kind]} and {spec} are both {kind}; give one of them")
+        given[kind] = spec
+    found = {name: _EMBEDDED["text" if name in TEXT_MODELS else "images"] for name in names}
+    for kind, spec in given.items():
+        learners = [name for name in names if found[name] == _EMBEDDED[kind]]
+        if not learners:
+            build(names[0], load(spec), 0)  # says what it learns instead
+        found |= dict.fromkeys(learners, spec)
+    return found
 
 
 def run(study: Study, progress: Callable[[int, float], None] | None = None) -> Findings:
@@ -106,7 +140,8 @@ def _train(worker: Worker, study: Study) -> Findings | int | None:
     order = torch.Generator().manual_seed(1 + study.seed)
     steps: list[Step] = []
     phases: list[Histogram] = []
-    spent = 0
+    losses: list[Loss] = []
+    spent, parts = 0, min(PHASES, study.steps)
     for number in range(study.steps):
         rows = torch.randint(len(data.inputs), (study.workers, study.batch), generator=order)[worker.rank]
         inputs, targets = data.batch(rows)
@@ -114,21 +149,33 @@ def _train(worker: Worker, study: Study) -> Findings | int | None:
         error = loss(data, model(inputs), targets)
         cast(Any, error).backward()
         before = session.meter.sent_bytes
-        found = session.histogram(ratio=study.ratio)
+        vectors = _selected_from(session)
+        found = session.histogram(vectors, ratio=study.ratio)
         if found.not_finite:  # equal on all ranks
             return number
         spent += session.meter.sent_bytes - before
-        if number * PHASES // study.steps == len(phases):
+        if number * parts // study.steps == len(phases):
             phases.append(found)
         else:
             phases[-1] = phases[-1].plus(found)
+        if worker.rank == 0 and (number + 1) * parts // study.steps == len(phases):
+            losses.append(lost_by_topk(torch.cat([v.flatten() for v in vectors.values()]), *SHOWN_RATIOS))
         steps.append(_step(number, float(error.detach()), found, study.ratio))
         session.average({name: p.grad for name, p in model.named_parameters()}, in_place=True)
         optimizer.step()
         worker.report((number + 1, float(error.detach())))
     session.detach()
-    findings = Findings(study, tuple(steps), tuple(phases), spent / study.steps, session.dense_bytes)
+    findings = Findings(
+        study, tuple(steps), tuple(phases), tuple(losses), spent / study.steps, session.dense_bytes
+    )
     return findings if worker.rank == 0 else None
+
+
+def _selected_from(session: Session) -> dict[str, torch.Tensor]:
+    """This rank's gradients, with what the method has not sent yet."""
+    residuals = session.residuals()
+    own = {name: p.grad for name, p in session.engine.parameters.items() if p.grad is not None}
+    return {name: g + residuals[name].view_as(g) if name in residuals else g for name, g in own.items()}
 
 
 def _step(number: int, loss: float, found: Histogram, ratio: float) -> Step:
@@ -143,66 +190,3 @@ def _step(number: int, loss: float, found: Histogram, ratio: float) -> Step:
         found.share_above(gaussian),
         found.share_above(laplace),
     )
-
-
-def figures(findings: Findings) -> dict[str, Figure]:
-    """Plots by title."""
-    last, ratio = findings.phases[-1], findings.study.ratio
-    magnitude, parts = "magnitude of a gradient entry", len(findings.phases)
-    middles, heights = _density(last)
-    fits = {
-        "learned": (middles, heights),
-        "Gaussian": (middles, [_gaussian(last, x) for x in middles]),
-        "Laplace": (middles, [_laplace(last, x) for x in middles]),
-    }
-    thresholds = {
-        f"top-k {ratio:g}: real": last.real_threshold,
-        "Gaussian": last.gaussian_threshold(ratio),
-        "Laplace": last.laplace_threshold(ratio),
-    }
-    density = lines(fits, magnitude, "density", log_x=True, log_y=True, verticals=thresholds)
-    density["data"][0] |= {"mode": "lines+markers", "line": {**density["data"][0]["line"], "shape": "hvh"}}
-    # The learned density's range: a Gaussian's tail would squeeze everything else.
-    density["layout"]["yaxis"]["range"] = [math.log10(min(heights)) - 0.5, math.log10(max(heights)) + 0.5]
-    phases = {f"part {number + 1} of {parts}": _density(each) for number, each in enumerate(findings.phases)}
-
-    def by_step(*fields: str) -> dict[str, Curve]:
-        steps = [step.step for step in findings.steps]
-        return {field: (steps, [getattr(step, field) for step in findings.steps]) for field in fields}
-
-    shares = {"gaussian_share": "Gaussian", "laplace_share": "Laplace"}
-    return {
-        "Gradient magnitudes, last quarter of the run": density,
-        "Gradient magnitudes, by quarters": lines(phases, magnitude, "density", log_x=True, log_y=True),
-        "Thresholds": lines(
-            by_step("real", "learned", "gaussian", "laplace"),
-            "step",
-            f"threshold of top-k, ratio {ratio:g}",
-            log_y=True,
-        ),
-        "What the fitted thresholds select": lines(
-            {shares[field]: curve for field, curve in by_step(*shares).items()},
-            "step",
-            "share that is really selected",
-            log_y=True,
-            horizontals={"asked for": ratio},
-        ),
-    }
-
-
-def _density(found: Histogram) -> tuple[list[float], list[float]]:
-    """Of magnitudes, at the middles of the bins that have entries."""
-    edges = Histogram.edges()
-    full = [j for j, count in enumerate(found.counts) if count]
-    middles = [math.sqrt(edges[j] * edges[j + 1]) for j in full]
-    return middles, [found.counts[j] / found.total / (edges[j + 1] - edges[j]) for j in full]
-
-
-def _gaussian(found: Histogram, x: float) -> float:
-    scale = max(found.deviation, 1e-300)
-    return math.sqrt(2.0 / math.pi) / scale * math.exp(-0.5 * (x / scale) ** 2)
-
-
-def _laplace(found: Histogram, x: float) -> float:
-    scale = max(found.magnitude, 1e-300)
-    return math.exp(-x / scale) / scale

@@ -1,4 +1,4 @@
-"""A reproduction's figure as SVG, for a page: lines or points, with axes and a legend below."""
+"""A figure of `lines` as SVG, for pages without scripts: lines or points, with axes and a legend below."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ def svg(title: str, figure: Any) -> str | None:
         str(each["name"]): (_points(each["x"], each["y"], log_x, log_y), str(each["mode"]))
         for each in figure["data"]
     }
+    if "range" in y_axis:  # where the figure is cut off
+        low, high = (10.0**end if log_y else end for end in y_axis["range"])
+        curves = {name: (tuple(p for p in c if low <= p[1] <= high), m) for name, (c, m) in curves.items()}
     curves = {name: curve for name, curve in curves.items() if curve[0]}
     if not curves:
         return None
