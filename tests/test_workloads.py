@@ -11,7 +11,7 @@ import torch
 
 from thinwire.errors import ConfigError
 from thinwire.tools.workloads import MODELS, build, load
-from thinwire.tools.workloads.models import evaluate, loss
+from thinwire.tools.workloads.models import TEXT_MODELS, LstmLanguageModel, evaluate, loss
 
 
 def _idx(values: np.ndarray) -> bytes:
@@ -76,7 +76,7 @@ def test_cut_and_foreign_files_are_named(mnist_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["mnist:nowhere", "cifar10:nowhere", "text:nowhere.txt", "digits:x", "mnist"]
+    "spec", ["mnist:nowhere", "cifar10:nowhere", "text:nowhere.txt", "digits:x", "synthetic:x", "mnist"]
 )
 def test_what_is_not_there_is_said(spec: str) -> None:
     with pytest.raises(ConfigError):
@@ -102,9 +102,28 @@ def test_text_rows_are_one_symbol_apart(text_file: Path) -> None:
     assert data.inputs.max() < data.classes
 
 
+def test_the_synthetic_text_is_the_same_each_time_and_can_be_learned() -> None:
+    data, again = load("synthetic"), load("synthetic")
+    assert torch.equal(data.inputs, again.inputs)
+    symbols = data.inputs.flatten()
+    shares = torch.bincount(symbols, minlength=data.classes) / len(symbols)
+    entropy = -float((shares * shares.log()).sum())
+    pairs = torch.bincount(symbols[:-1] * data.classes + symbols[1:]).double() / (len(symbols) - 1)
+    joint = -float((pairs[pairs > 0] * pairs[pairs > 0].log()).sum())
+    assert joint - entropy < 0.9 * entropy  # a symbol says something about the next one
+
+
+def test_a_language_model_of_any_size() -> None:
+    model = LstmLanguageModel(50, width=24, layers=3, embedding=12)
+    assert model(torch.zeros(2, 7, dtype=torch.int64)).shape == (2, 7, 50)
+    gates = 4 * 24
+    lstm = gates * (12 + 24 + 2) + 2 * gates * (24 + 24 + 2)
+    assert sum(p.numel() for p in model.parameters()) == 50 * 12 + lstm + 24 * 50 + 50
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_learn_their_data(name: str, text_file: Path) -> None:
-    data = load(f"text:{text_file}" if name in ("lstm", "transformer") else "digits")
+    data = load(f"text:{text_file}" if name in TEXT_MODELS else "digits")
     before = torch.random.get_rng_state()
     first, second = build(name, data, 3), build(name, data, 3)
     assert torch.equal(before, torch.random.get_rng_state())

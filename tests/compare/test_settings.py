@@ -35,7 +35,7 @@ def test_an_unknown_method_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": "imagenet"}, "digits, mnist:DIR"),
+        ({"data": "imagenet"}, "digits, synthetic, mnist:DIR"),
         ({"model": "lstm"}, "learns text"),
         ({"model": "vgg"}, "models are"),
         ({"link": "fast"}, "fast"),

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file as JSON, too.")]
-Model = Annotated[str, typer.Option(help="mlp, cnn or resnet20 for images; lstm or transformer for text.")]
-Data = Annotated[str, typer.Option(help="digits, mnist:DIR, cifar10:DIR or text:FILE.")]
+Model = Annotated[
+    str, typer.Option(help="logistic, mlp, cnn or resnet20 for images; lstm or transformer for text.")
+]
+Data = Annotated[str, typer.Option(help="digits, synthetic (text), mnist:DIR, cifar10:DIR or text:FILE.")]
 Workers = Annotated[int, typer.Option(min=1, help="The number of worker processes on this machine.")]
 Methods = Annotated[
     list[str] | None,

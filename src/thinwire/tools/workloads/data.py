@@ -1,6 +1,6 @@
-"""Datasets: the digits that come with this package, and files of others that a user has.
+"""Datasets: digits that come with this package, a made-up text, and files of others that a user has.
 
-    load("digits")    load("mnist:DIR")    load("cifar10:DIR")    load("text:FILE")
+    load("digits")    load("synthetic")    load("mnist:DIR")    load("cifar10:DIR")    load("text:FILE")
 
 Nothing in a file is believed before it is checked: a file that does not fit is a ConfigError.
 """
@@ -54,11 +54,12 @@ class Dataset:
 def load(spec: str) -> Dataset:
     """The dataset of a specification like `digits` or `mnist:DIR`."""
     name, colon, place = spec.partition(":")
-    if name == "digits" and not colon:
-        return digits()
+    embedded: dict[str, Callable[[], Dataset]] = {"digits": digits, "synthetic": synthetic}
+    if name in embedded and not colon:
+        return embedded[name]()
     readers: dict[str, Callable[[Path], Dataset]] = {"mnist": mnist, "cifar10": cifar10, "text": text}
     if name not in readers or not place:
-        raise ConfigError(f"data is digits, mnist:DIR, cifar10:DIR or text:FILE, not {spec!r}")
+        raise ConfigError(f"data is digits, synthetic, mnist:DIR, cifar10:DIR or text:FILE, not {spec!r}")
     return readers[name](Path(place))
 
 
@@ -139,14 +140,34 @@ def text(path: Path) -> Dataset:
         content = raw.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text in UTF-8") from None
-    alphabet = sorted(set(content))
     if len(content) < 20 * CONTEXT:
         raise ConfigError(f"{path}: a text of {20 * CONTEXT} characters or more is needed")
+    return _characters("text", content)
+
+
+def synthetic(words: int = 20_000) -> Dataset:
+    """A text of made-up words: frequencies follow Zipf's law, and each word has a few likely successors."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfw"))
+    lexicon = ["".join(rng.choice(letters, length)) for length in rng.integers(2, 8, 500)]
+    zipf = 1 / np.arange(1, len(lexicon) + 1)
+    successors = rng.choice(len(lexicon), (len(lexicon), 4), p=zipf / zipf.sum())
+    drawn = rng.choice(len(lexicon), words, p=zipf / zipf.sum())
+    follows, which = rng.random(words) < 0.7, rng.integers(0, 4, words)
+    chain = [int(drawn[0])]
+    for number in range(1, words):
+        likely = successors[chain[-1], which[number]]
+        chain.append(int(likely if follows[number] else drawn[number]))
+    return _characters("synthetic", " ".join(lexicon[word] for word in chain))
+
+
+def _characters(name: str, content: str) -> Dataset:
+    alphabet = sorted(set(content))
     code = {symbol: number for number, symbol in enumerate(alphabet)}
     symbols = torch.tensor([code[symbol] for symbol in content])
     cut = len(symbols) * 9 // 10
     train, test = _rows(symbols[:cut]), _rows(symbols[cut:])
-    return Dataset("text", "text", *train, *test, classes=len(alphabet))
+    return Dataset(name, "text", *train, *test, classes=len(alphabet))
 
 
 def _rows(symbols: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

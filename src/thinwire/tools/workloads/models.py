@@ -12,7 +12,8 @@ from torch.nn import functional
 from thinwire.errors import ConfigError
 from thinwire.tools.workloads.data import CONTEXT, Dataset
 
-MODELS = ("mlp", "cnn", "resnet20", "lstm", "transformer")
+MODELS = ("logistic", "mlp", "cnn", "resnet20", "lstm", "transformer")
+TEXT_MODELS = ("lstm", "transformer")
 
 
 def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> nn.Module:
@@ -25,17 +26,18 @@ def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> 
         hidden: widths of the hidden layers of `mlp`; 1024, 1024 by default (256, 256 for digits).
     """
     makers: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+        "logistic": ("images", lambda: logistic(data)),
         "mlp": ("images", lambda: mlp(data, hidden)),
         "cnn": ("images", lambda: cnn(data)),
         "resnet20": ("images", lambda: ResNet20(data.shape[0], data.classes)),
-        "lstm": ("text", lambda: CharLstm(data.classes)),
+        "lstm": ("text", lambda: LstmLanguageModel(data.classes)),
         "transformer": ("text", lambda: CharTransformer(data.classes)),
     }
     if name not in makers:
         raise ConfigError(f"models are {', '.join(MODELS)}, not {name!r}")
     kind, make = makers[name]
     if kind != data.kind:
-        other = "text:FILE" if kind == "text" else "digits, mnist:DIR or cifar10:DIR"
+        other = "synthetic or text:FILE" if kind == "text" else "digits, mnist:DIR or cifar10:DIR"
         raise ConfigError(f"{name} learns {kind}, but {data.name} is {data.kind}: give --data {other}")
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -61,6 +63,11 @@ def evaluate(model: nn.Module, data: Dataset, rows: int = 0, batch: int = 512) -
         right += float((outputs.argmax(-1) == targets).float().mean()) * len(targets)
     model.train(was_training)
     return total / rows, right / rows
+
+
+def logistic(data: Dataset) -> nn.Module:
+    """Multinomial logistic regression: one linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(data.shape), data.classes))
 
 
 def mlp(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
@@ -128,13 +135,20 @@ class ResNet20(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-class CharLstm(nn.Module):
-    """Two layers of LSTM over characters."""
+class LstmLanguageModel(nn.Module):
+    """Layers of LSTM that predict the next symbol.
 
-    def __init__(self, symbols: int, width: int = 256) -> None:
+    Args:
+        symbols: how many there are, such as characters or words.
+        width: of each layer.
+        layers: of LSTM.
+        embedding: the width of a symbol's vector.
+    """
+
+    def __init__(self, symbols: int, width: int = 256, layers: int = 2, embedding: int = 64) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(symbols, 64)
-        self.lstm = nn.LSTM(64, width, num_layers=2, batch_first=True)
+        self.embedding = nn.Embedding(symbols, embedding)
+        self.lstm = nn.LSTM(embedding, width, num_layers=layers, batch_first=True)
         self.head = nn.Linear(width, symbols)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
