@@ -175,9 +175,11 @@ def measure(
     method = Sketched(k=k, cols=cols, rows=rows, candidates=candidates)
     if rows * cols + candidates * k >= n:
         raise ConfigError(f"a budget of {budget:g} is not smaller than the gradient itself")
-    session = Session(parameters.items(), method, rank_info=RankInfo(0, 1), dense_below=0)
-    network, order = Lockstep(1), torch.Generator().manual_seed(1)
     optimizer = torch.optim.SGD(parameters.values(), lr=case.rate)
+    session = Session(
+        parameters.items(), method, rank_info=RankInfo(0, 1), dense_below=0, optimizer=optimizer
+    )
+    network, order = Lockstep(1), torch.Generator().manual_seed(1)
     recovered: list[tuple[float, float, float]] = []
     losses: list[float] = []
     for number in range(steps):
