@@ -21,7 +21,7 @@ from benchmarks.common import Progress, measuring, show
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.errors import ConfigError
 from thinwire.methods import Sketched
-from thinwire.methods.families.sketch import COLS_PER_ENTRY
+from thinwire.methods.families.sketch import FEWEST_COLS, cols_per_entry
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
 from thinwire.tools.cli.show import JsonFile, console, errors, save
@@ -33,6 +33,9 @@ BUDGETS = (0.05, 0.2)
 """Numbers sent per step, by those of the gradient."""
 COLUMNS = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Columns of the table for each entry that is sent."""
+ONE_ROUND_COLUMNS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Without candidates the table is all that is sent, and its estimates are the values."""
+NEARLY = 0.95
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ CASES = (
 class Row:
     """One split of one budget, over the second half of a short training.
 
-    found: the share of the k largest entries that are sent. kept: the squared norm of what is sent over that
-    of the k largest. sent: the same over that of all entries. loss: of the last quarter.
+    found: the share of the k largest entries that are sent. kept: the squared norm of the entries that are
+    sent over that of the k largest. sent: by how much the squared norm of all shrinks if what is sent is
+    subtracted, the contraction of the paper. loss: of the last quarter.
     """
 
     model: str
@@ -93,7 +97,7 @@ def command(
     ] = None,
     steps: Annotated[int, typer.Option(min=4, help="Training steps of each run.")] = 40,
     rows: Annotated[int, typer.Option(help="Rows of the table.")] = 5,
-    candidates: Annotated[int, typer.Option(min=1, help="P.")] = 4,
+    candidates: Annotated[int, typer.Option(min=0, help="P; 0 is the mode with one round.")] = 4,
     json_file: JsonFile = None,
 ) -> None:
     """What `sketched` recovers at equal bytes, by the columns of its table."""
@@ -102,7 +106,7 @@ def command(
         Sketched(rows=rows, candidates=candidates)
         for case in cases:
             load(case.spec(data))
-    with measuring(len(cases) * len(BUDGETS) * len(COLUMNS)) as progress:
+    with measuring(len(cases) * len(BUDGETS) * len(columns_for(candidates))) as progress:
         found = run(cases, data, steps, rows, candidates, progress=progress)
     show(
         f"what is recovered in {steps} steps, {rows} rows, P = {candidates}",
@@ -123,11 +127,19 @@ def command(
         if own:
             scores = by_columns(own)
             line = ", ".join(f"{columns:g} k {score:.2f}" for columns, score in scores.items())
-            best = max(scores, key=scores.__getitem__)
             models = ", ".join(dict.fromkeys(f"{row.model} ({row.data})" for row in own))
-            console().print(f"{who} {models}: {line}; best {best:g} k", markup=False)
-    console().print(f"the default is {COLS_PER_ENTRY:g} k", markup=False)
+            console().print(f"{who} {models}: {line}; choice {choice(scores):g} k", markup=False)
+    console().print(f"the default is {cols_per_entry(candidates):g} k", markup=False)
     save(json_file, [asdict(row) for row in found])
+
+
+def columns_for(candidates: int) -> tuple[float, ...]:
+    return COLUMNS if candidates else ONE_ROUND_COLUMNS
+
+
+def choice(scores: dict[float, float]) -> float:
+    """The most columns that send nearly as much as the best: they find more of the largest entries."""
+    return max(columns for columns, score in scores.items() if score >= NEARLY * max(scores.values()))
 
 
 def by_columns(rows: Iterable[Row]) -> dict[float, float]:
@@ -155,7 +167,7 @@ def run(
     found: list[Row] = []
     for case in cases:
         for budget in budgets:
-            for columns in COLUMNS:
+            for columns in columns_for(candidates):
                 if progress is not None:
                     progress(f"{case.model} {case.data} {budget:g} {columns:g} k")
                 found.append(measure(case, folder, steps, budget, columns, rows, candidates))
@@ -171,7 +183,7 @@ def measure(
     parameters = dict(model.named_parameters())
     n = sum(parameter.numel() for parameter in parameters.values())
     k = max(1, int(budget * n / (rows * columns + candidates)))
-    cols = max(1, int(columns * k))
+    cols = max(FEWEST_COLS, int(columns * k))
     method = Sketched(k=k, cols=cols, rows=rows, candidates=candidates)
     if rows * cols + candidates * k >= n:
         raise ConfigError(f"a budget of {budget:g} is not smaller than the gradient itself")
@@ -215,7 +227,7 @@ def sketched_vector(session: Session, gradients: dict[str, torch.Tensor], moment
 
 def recovery(sent: torch.Tensor, wanted: torch.Tensor, k: int) -> tuple[float, float, float]:
     """`found`, `kept` and `sent` of a `Row`, of the entries that are sent and of all."""
-    largest = wanted.abs().topk(k).indices
-    energy = float(sent.square().sum())
-    found = float((sent[largest] != 0).float().mean())
-    return found, energy / float(wanted[largest].square().sum()), energy / float(wanted.square().sum())
+    largest, chosen = wanted.abs().topk(k).indices, sent != 0
+    found = float(chosen[largest].float().mean())
+    kept = float(wanted[chosen].square().sum() / wanted[largest].square().sum())
+    return found, kept, 1 - float((wanted - sent).square().sum() / wanted.square().sum())

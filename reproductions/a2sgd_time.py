@@ -57,9 +57,11 @@ def _times(
     data = load("words")
     model = build("lstm", data, 0, hidden)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sessions = {method: Session(model.named_parameters(), method) for method in methods}
+    # Every tensor goes through the method, as in the papers.
+    sessions = {m: Session(model.named_parameters(), m, dense_below=0) for m in methods}
     for session in sessions.values():
         throttle(session, link)
+    averaged = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     order = torch.Generator().manual_seed(1 + worker.rank)
     computed: list[float] = []
     found: dict[str, list[Step]] = {method: [] for method in methods}
@@ -69,9 +71,10 @@ def _times(
         optimizer.zero_grad()
         loss(data, model(inputs), targets).backward()
         backward = time.perf_counter() - began
-        gradients = {name: cast(torch.Tensor, p.grad) for name, p in model.named_parameters()}
         for method in methods[number % len(methods) :] + methods[: number % len(methods)]:
-            found[method].append(_exchange(sessions[method], gradients))
+            for name, parameter in model.named_parameters():
+                averaged[name].copy_(cast(torch.Tensor, parameter.grad))
+            found[method].append(_exchange(sessions[method], averaged))
         began = time.perf_counter()
         optimizer.step()
         computed.append(backward + time.perf_counter() - began)
@@ -85,7 +88,7 @@ def _exchange(session: Session, gradients: dict[str, torch.Tensor]) -> Step:
     meter = session.meter
     before = (meter.work_seconds, meter.network_seconds, meter.sent_bytes)
     began = time.perf_counter()
-    session.average(gradients)
+    session.average(gradients, in_place=True)
     took = time.perf_counter() - began
     work, network, sent = meter.work_seconds, meter.network_seconds, meter.sent_bytes
     return Step(0.0, took, work - before[0], network - before[1], sent - before[2])

