@@ -75,8 +75,12 @@ def constant_in_workers(rows: Rows) -> None:
 
 
 def sketched(smoke: Smoke) -> None:
-    rows, sizes = smoke.tables
+    rows, sizes, wire = smoke.tables
     assert len(rows) == 9
+    saved = [float(row["of dense"].removeprefix("1 / ")) for row in wire]
+    assert saved[0] == 1
+    assert 20 < saved[1] < 21
+    assert saved[2] == saved[3] > 40
     found = [number(row["found"]) for row in rows if row["found"]]
     assert found == sorted(found, reverse=True)
     assert len(found) == 4
