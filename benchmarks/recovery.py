@@ -21,7 +21,7 @@ from benchmarks.common import Progress, measuring, show
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.errors import ConfigError
 from thinwire.methods import Sketched
-from thinwire.methods.families.sketch import FEWEST_COLS, cols_per_entry
+from thinwire.methods.families.sketch import COLS_PER_ENTRY, FEWEST_COLS
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
 from thinwire.tools.cli.show import JsonFile, console, errors, save
@@ -33,8 +33,6 @@ BUDGETS = (0.05, 0.2)
 """Numbers sent per step, by those of the gradient."""
 COLUMNS = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Columns of the table for each entry that is sent."""
-ONE_ROUND_COLUMNS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Without candidates the table is all that is sent, and its estimates are the values."""
 NEARLY = 0.95
 
 
@@ -61,7 +59,7 @@ CASES = (
     Case("cnn", "digits", 0.05, chooses=True),
     Case("transformer", "text:tinyshakespeare/input.txt", 0.02, chooses=True),
     Case("mlp", "mnist:mnist", 0.02, chooses=False),
-    Case("resnet20", "cifar10:cifar10", 0.05, chooses=False),
+    Case("resnet20", "cifar10:cifar10", 0.01, chooses=False),
     Case("lstm", "text:wikitext-2/valid.txt", 0.1, chooses=False),
 )
 
@@ -95,18 +93,22 @@ def command(
             help="The folder with mnist, cifar10, tinyshakespeare and wikitext-2; else digits only."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=4, help="Training steps of each run.")] = 40,
+    only: Annotated[str, typer.Option(help='Only these cases, such as "mlp" or "digits".')] = "",
+    steps: Annotated[int, typer.Option(min=4, help="Training steps of each run.")] = 24,
     rows: Annotated[int, typer.Option(help="Rows of the table.")] = 5,
-    candidates: Annotated[int, typer.Option(min=0, help="P; 0 is the mode with one round.")] = 4,
+    candidates: Annotated[int, typer.Option(min=1, help="P.")] = 4,
     json_file: JsonFile = None,
 ) -> None:
     """What `sketched` recovers at equal bytes, by the columns of its table."""
-    cases = [case for case in CASES if case.embedded or data is not None]
     with errors():
+        cases = [c for c in CASES if (c.embedded or data is not None) and only in f"{c.model} {c.data}"]
+        if not cases:
+            names = ", ".join(f"{case.model} {case.data}" for case in CASES)
+            raise ConfigError(f"--only {only}: no case of {names}; those with a colon need --data")
         Sketched(rows=rows, candidates=candidates)
         for case in cases:
             load(case.spec(data))
-    with measuring(len(cases) * len(BUDGETS) * len(columns_for(candidates))) as progress:
+    with measuring(len(cases) * len(BUDGETS) * len(COLUMNS)) as progress:
         found = run(cases, data, steps, rows, candidates, progress=progress)
     show(
         f"what is recovered in {steps} steps, {rows} rows, P = {candidates}",
@@ -129,12 +131,8 @@ def command(
             line = ", ".join(f"{columns:g} k {score:.2f}" for columns, score in scores.items())
             models = ", ".join(dict.fromkeys(f"{row.model} ({row.data})" for row in own))
             console().print(f"{who} {models}: {line}; choice {choice(scores):g} k", markup=False)
-    console().print(f"the default is {cols_per_entry(candidates):g} k", markup=False)
+    console().print(f"the default is {COLS_PER_ENTRY:g} k", markup=False)
     save(json_file, [asdict(row) for row in found])
-
-
-def columns_for(candidates: int) -> tuple[float, ...]:
-    return COLUMNS if candidates else ONE_ROUND_COLUMNS
 
 
 def choice(scores: dict[float, float]) -> float:
@@ -167,7 +165,7 @@ def run(
     found: list[Row] = []
     for case in cases:
         for budget in budgets:
-            for columns in columns_for(candidates):
+            for columns in COLUMNS:
                 if progress is not None:
                     progress(f"{case.model} {case.data} {budget:g} {columns:g} k")
                 found.append(measure(case, folder, steps, budget, columns, rows, candidates))
