@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import digits, kernels, memory, methods, overhead, peers, predictions, scale
+from benchmarks import digits, kernels, memory, methods, overhead, peers, predictions, recovery, scale
 from benchmarks.common import Size, Threads
 from thinwire.tools.cli.show import JsonFile, save
 from thinwire.tools.cli.usage_errors import OneLineErrors
@@ -24,6 +24,7 @@ bench.command("methods")(methods.command)
 bench.command("memory")(memory.command)
 bench.command("peers")(peers.command)
 bench.command("scale")(scale.command)
+bench.command("recovery")(recovery.command)
 bench.command("digits")(digits.command)
 bench.command("predict")(predictions.command)
 

@@ -76,7 +76,16 @@ def test_cut_and_foreign_files_are_named(mnist_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["mnist:nowhere", "cifar10:nowhere", "text:nowhere.txt", "digits:x", "synthetic:x", "mnist"]
+    "spec",
+    [
+        "mnist:nowhere",
+        "cifar10:nowhere",
+        "text:nowhere.txt",
+        "digits:x",
+        "synthetic:x",
+        "words:nowhere",
+        "mnist",
+    ],
 )
 def test_what_is_not_there_is_said(spec: str) -> None:
     with pytest.raises(ConfigError):
@@ -119,6 +128,30 @@ def test_a_language_model_of_any_size() -> None:
     gates = 4 * 24
     lstm = gates * (12 + 24 + 2) + 2 * gates * (24 + 24 + 2)
     assert sum(p.numel() for p in model.parameters()) == 50 * 12 + lstm + 24 * 50 + 50
+
+
+def test_an_lstm_over_words_has_the_66_million_parameters_of_the_papers() -> None:
+    data = load("words")
+    assert data.inputs.shape[1:] == (35,)
+    assert int(data.inputs.max()) < data.classes == 10_000
+    with torch.device("meta"):
+        model = build("lstm", data, 0, (1500, 1500))
+    assert sum(p.numel() for p in model.parameters()) == 66_034_000
+    assert build("lstm", data, 0, (12,))(data.inputs[:2]).shape == (2, 35, 10_000)
+
+
+def test_words_of_a_file_by_frequency(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("to be or\nnot to be\n" * 300)
+    data = load(f"words:{path}")
+    assert data.classes == 6  # to, be, <eos>, or, not, and all others
+    assert torch.equal(data.inputs[0, 1:], data.targets[0, :-1])
+    to, be, or_, eos, no = data.inputs[0, :5].tolist()
+    assert data.inputs[0, :8].tolist() == [to, be, or_, eos, no, to, be, eos]
+    assert max(to, be, eos) < min(or_, no)
+    path.write_text("too short")
+    with pytest.raises(ConfigError, match="words or more"):
+        load(f"words:{path}")
 
 
 @pytest.mark.parametrize("name", MODELS)

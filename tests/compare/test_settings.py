@@ -35,8 +35,9 @@ def test_an_unknown_method_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": "imagenet"}, "digits, synthetic, mnist:DIR"),
+        ({"data": "imagenet"}, "digits, synthetic, words, mnist:DIR"),
         ({"model": "lstm"}, "learns text"),
+        ({"model": "lstm", "data": "words", "hidden": (8, 9)}, "equally wide"),
         ({"model": "vgg"}, "models are"),
         ({"link": "fast"}, "fast"),
         ({"target": 97.0}, "between 0 and 1"),

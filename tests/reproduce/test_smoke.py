@@ -62,12 +62,16 @@ def gaussiank(smoke: Smoke) -> None:
 
 
 def a2sgd(smoke: Smoke) -> None:
-    (rows,) = smoke.tables
+    rows, steps = smoke.tables
     left, sent, spread = (column(rows, name, "method") for name in ("left", "sent", "spread"))
     two_means = "a2sgd(average_every=None, allow_drift=True)"
     assert left["dense"] == spread["dense"] == 0
     assert left["no communication"] == 100 > left[two_means] > 90
     assert sent["no communication"] == 0 < sent[two_means] < 100 < sent["a2sgd(average_every=32)"]
+    sent = column(steps, "sent", "method")
+    assert sent["dense"] > 5 * sent["qsgd(bits=4, reduce='gather')"] > sent[two_means]
+    assert len({row["compute"] for row in steps}) == 1
+    assert all(number(row["step"]) > number(row["exchange"]) >= number(row["network"]) for row in steps)
 
 
 def constant_in_workers(rows: Rows) -> None:
@@ -77,8 +81,12 @@ def constant_in_workers(rows: Rows) -> None:
 
 
 def sketched(smoke: Smoke) -> None:
-    rows, sizes = smoke.tables
+    rows, sizes, wire = smoke.tables
     assert len(rows) == 9
+    saved = [float(row["of dense"].removeprefix("1 / ")) for row in wire]
+    assert saved[0] == 1
+    assert 20 < saved[1] < 21
+    assert saved[2] == saved[3] > 40
     found = [number(row["found"]) for row in rows if row["found"]]
     assert found == sorted(found, reverse=True)
     assert len(found) == 4

@@ -26,12 +26,14 @@ class ScaleCom(Exchange):
 
     Args:
         ratio: the share of the entries that is sent: k = max(1, ratio * n).
-        beta: the share of what was not sent that is kept. Below 1 it is a low-pass filter for large batches.
+        beta: the share of what was not sent that is kept. Below 1 it is a low-pass filter for large batches;
+            `thinwire.predict.layer_rates.beta_for` chooses it by the batch.
         chunk: send the largest of every `chunk` entries instead of the k largest: the paper's quasi-sort.
         scope: choose in each "tensor", in each "bucket", or in the whole "model".
 
     Differences from the paper: exact selection is the default. All tensors have the same ratio;
-    `thinwire.predict.layer_rates.scalecom_by_layer` gives each layer the paper's rate.
+    `thinwire.predict.layer_rates.scalecom_by_layer` gives each layer the paper's rate, and leaves the first
+    and the last layer dense.
     """
 
     name = "scalecom"

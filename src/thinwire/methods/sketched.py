@@ -29,8 +29,8 @@ class Sketched(SketchOptions):
     Args:
         ratio: the share of the entries that is sent: k = max(1, ratio * n).
         rows: the rows of the table: 1, 3, 5 or 7. The estimate of an entry is the median over the rows.
-        cols: the columns of the table. None is k, and at least 64. With 10 k columns, nearly all of k entries
-            that stand out are among 4 k candidates; but a larger `ratio` usually pays more.
+        cols: the columns of the table. None is k / 4 (k without candidates), and at least 64: on real
+            gradients more entries recover more than more columns do, at equal bytes.
         k: the number of entries that are sent, instead of `ratio`.
         candidates: P. P k entries are fetched exactly, and the k largest of them are sent. With 0 there is
             no second round: the k largest estimates of the sketch itself are taken.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import warnings
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from thinwire.core import Exchange, checks
 from thinwire.errors import ConfigError
@@ -18,36 +22,71 @@ RATES = ((196, 25), (128, 50), (0, 400))
 LEAST_BETA = 0.1
 
 
+class _Arithmetic(TorchDispatchMode):
+    """Counts the multiply-adds of every operation for the parameter that it reads, in the order of use."""
+
+    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().__init__()
+        # Views of a parameter, such as its transpose, have its storage.
+        self._names = {p.untyped_storage().data_ptr(): name for name, p in parameters}
+        self.found: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        flops = 0 if formula is None else formula(*args, **(kwargs or {}), out_val=out)
+        for tensor in args:
+            if isinstance(tensor, torch.Tensor):
+                name = self._names.get(tensor.untyped_storage().data_ptr())
+                if name is not None:
+                    self.found[name] = self.found.get(name, 0) + flops // 2
+        return out
+
+
+@contextmanager
+def _unfused() -> Generator[None]:
+    """Fused layers of transformers and LSTMs would hide their arithmetic."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's flags warn of a precision that is not touched
+            with torch.backends.mkldnn.flags(enabled=False):
+                yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def multiply_adds_per_entry(model: torch.nn.Module, *inputs: Any) -> dict[str, float]:
-    """For each weight of two or more dimensions: its layer's multiply-adds per sample over its entries.
+    """For each weight of two or more dimensions: the multiply-adds per sample over its entries.
+
+    Weights are in the order in which the model uses them. Those that it does not use are left out.
 
     Args:
         model: the model, not wrapped in DistributedDataParallel.
         inputs: one batch; its first tensor has a row per sample.
     """
     samples = next((len(each) for each in inputs if isinstance(each, torch.Tensor)), 1)
-    counter = FlopCounterMode(display=False)
+    weights = {name: p for name, p in model.named_parameters() if p.dim() >= 2}
+    counter = _Arithmetic(weights.items())
     training = model.training
     model.eval()  # batch-norm statistics must not change
-    with torch.no_grad(), counter:
-        model(*inputs)
-    model.train(training)
-    counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
-    root = type(model).__name__
-    found: dict[str, float] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2:
-            layer = name.rpartition(".")[0]
-            flops = counts.get(f"{root}.{layer}" if layer else root, 0)
-            found[name] = flops / 2 / samples / parameter.numel()
-    return found
+    try:
+        with torch.no_grad(), _unfused(), counter:
+            model(*inputs)
+    finally:
+        model.train(training)
+    return {name: count / samples / weights[name].numel() for name, count in counter.found.items()}
 
 
 def scalecom_by_layer(
     model: torch.nn.Module,
     *inputs: Any,
     beta: float = 1.0,
-    ends: Literal["dense", "compressed"] = "dense",
+    dense_first: bool = True,
+    dense_last: bool = True,
 ) -> Route:
     """ScaleCom with the paper's rate for each layer, as a `route`.
 
@@ -55,26 +94,29 @@ def scalecom_by_layer(
         session = thinwire.attach(DistributedDataParallel(model), method)
 
     A layer with at least 196 multiply-adds per sample and gradient entry is compressed 25 times, with at
-    least 128 it is 50 times, with fewer 400 times. A convolution has one for each position of its output.
+    least 128 it is 50 times, with fewer 400 times. A convolution has one for each position of its output, a
+    linear or recurrent layer one for each position of a sequence. Biases and other vectors are dense. The
+    text of the result, `str(method)`, is a method string for the command line.
 
     Args:
         model: the model, not wrapped in DistributedDataParallel.
         inputs: one batch, to count the arithmetic of every layer; a forward pass in evaluation mode.
         beta: of `scalecom`; `beta_for` chooses it by the batch.
-        ends: "dense" leaves the first and the last layer uncompressed.
+        dense_first: leave the layer that the model uses first uncompressed.
+        dense_last: and the last one.
     """
-    checks.one_of("scalecom_by_layer", "ends", ends, ("dense", "compressed"))
+    checks.flag("scalecom_by_layer", "dense_first", dense_first)
+    checks.flag("scalecom_by_layer", "dense_last", dense_last)
     arithmetic = multiply_adds_per_entry(model, *inputs)
     if not arithmetic:
         raise ConfigError("scalecom_by_layer: the model has no weight of two or more dimensions")
-    rules: list[tuple[str, Exchange]] = []
     names = list(arithmetic)
+    dense = {names[0]} if dense_first else set[str]()
+    dense |= {names[-1]} if dense_last else set()
+    rules: list[tuple[str, Exchange]] = []
     for name in names:
-        if ends == "dense" and name in (names[0], names[-1]):
-            rules.append((name, Dense()))
-            continue
         rate = next(rate for least, rate in RATES if arithmetic[name] >= least)
-        rules.append((name, ScaleCom(ratio=1 / rate, beta=beta)))
+        rules.append((name, Dense() if name in dense else ScaleCom(ratio=1 / rate, beta=beta)))
     return Route(Dense(), tuple(rules))
 
 

@@ -52,7 +52,10 @@ def compare(
     model: Model = "mlp",
     hidden: Annotated[
         str,
-        typer.Option(help="Widths of mlp's hidden layers. Default: 256,256 for digits, otherwise 1024,1024."),
+        typer.Option(
+            help="Widths of mlp's hidden layers (default: 256,256 for digits, otherwise 1024,1024), or of "
+            "lstm's layers, all equal (default: 256,256)."
+        ),
     ] = "",
     data: Data = "digits",
     steps: Annotated[

@@ -21,7 +21,12 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the numbers
 Model = Annotated[
     str, typer.Option(help="logistic, mlp, cnn or resnet20 for images; lstm or transformer for text.")
 ]
-Data = Annotated[str, typer.Option(help="digits, synthetic (text), mnist:DIR, cifar10:DIR or text:FILE.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="digits, mnist:DIR or cifar10:DIR; synthetic or text:FILE (characters), words or words:FILE."
+    ),
+]
 Workers = Annotated[int, typer.Option(min=1, help="The number of worker processes on this machine.")]
 Methods = Annotated[
     list[str] | None,

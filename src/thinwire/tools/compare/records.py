@@ -38,7 +38,7 @@ class Setting(Record, frozen=True, kw_only=True):
     """The version of the library."""
     model: str
     hidden: tuple[Count, ...]
-    """Widths of the hidden layers of `mlp`; empty for its own."""
+    """Widths of the hidden layers of `mlp`, or of the layers of `lstm`; empty for its own."""
     data: str
     """As `workloads.load` takes it: "digits", "mnist:DIR"."""
     parameters: Count

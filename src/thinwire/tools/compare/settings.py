@@ -48,7 +48,7 @@ class Comparison:
         link: how they are joined, see `thinwire.net.link`.
         model: one of `workloads.MODELS`.
         data: a dataset, see `workloads.load`.
-        hidden: widths of the hidden layers of `mlp`.
+        hidden: widths of the hidden layers of `mlp`, or of the layers of `lstm`.
         steps: of training; or `epochs` over the training data.
         target: stop at this test accuracy, a number between 0 and 1.
         evaluate_every: steps between two evaluations.

@@ -1,6 +1,8 @@
-"""Datasets: digits that come with this package, a made-up text, and files of others that a user has.
+"""Datasets: digits that come with this package, made-up texts, and files of others that a user has.
 
-    load("digits")    load("synthetic")    load("mnist:DIR")    load("cifar10:DIR")    load("text:FILE")
+    load("digits")       load("mnist:DIR")    load("cifar10:DIR")
+    load("synthetic")    load("text:FILE")    characters
+    load("words")        load("words:FILE")   words
 
 Nothing in a file is believed before it is checked: a file that does not fit is a ConfigError.
 """
@@ -11,6 +13,7 @@ import bz2
 import gzip
 import lzma
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -24,6 +27,10 @@ from thinwire.errors import ConfigError
 
 CONTEXT = 64
 """Characters of text that a model sees at once."""
+WORDS = 35
+"""Words that a model sees at once, as in most work on the Penn Treebank."""
+VOCABULARY = 10_000
+"""The most frequent words of a text are symbols of their own, all others share the last one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Dataset:
     """Inputs and targets for training and for the test.
 
     For images: float inputs of one shape (channels, height, width), integer labels. For text: rows of
-    `CONTEXT` symbols, and the same rows one symbol later.
+    `CONTEXT` characters or `WORDS` words, and the same rows one symbol later.
     """
 
     name: str
@@ -54,12 +61,22 @@ class Dataset:
 def load(spec: str) -> Dataset:
     """The dataset of a specification like `digits` or `mnist:DIR`."""
     name, colon, place = spec.partition(":")
-    embedded: dict[str, Callable[[], Dataset]] = {"digits": digits, "synthetic": synthetic}
+    embedded: dict[str, Callable[[], Dataset]] = {
+        "digits": digits,
+        "synthetic": synthetic,
+        "words": synthetic_words,
+    }
     if name in embedded and not colon:
         return embedded[name]()
-    readers: dict[str, Callable[[Path], Dataset]] = {"mnist": mnist, "cifar10": cifar10, "text": text}
+    readers: dict[str, Callable[[Path], Dataset]] = {
+        "mnist": mnist,
+        "cifar10": cifar10,
+        "text": text,
+        "words": words,
+    }
     if name not in readers or not place:
-        raise ConfigError(f"data is digits, synthetic, mnist:DIR, cifar10:DIR or text:FILE, not {spec!r}")
+        known = "digits, synthetic, words, mnist:DIR, cifar10:DIR, text:FILE or words:FILE"
+        raise ConfigError(f"data is {known}, not {spec!r}")
     return readers[name](Path(place))
 
 
@@ -135,45 +152,73 @@ def _images(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def text(path: Path) -> Dataset:
     """A text, plain or compressed (.xz, .gz, .bz2), character by character; the last tenth is the test."""
-    raw = _read(path.parent, path.name)
-    try:
-        content = raw.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text in UTF-8") from None
+    content = _decoded(path)
     if len(content) < 20 * CONTEXT:
         raise ConfigError(f"{path}: a text of {20 * CONTEXT} characters or more is needed")
     return _characters("text", content)
 
 
-def synthetic(words: int = 20_000) -> Dataset:
-    """A text of made-up words: frequencies follow Zipf's law, and each word has a few likely successors."""
+def words(path: Path) -> Dataset:
+    """The same, word by word: what white space separates, and the ends of lines."""
+    content = _decoded(path).replace("\n", " <eos> ").split()
+    if len(content) < 20 * WORDS:
+        raise ConfigError(f"{path}: a text of {20 * WORDS} words or more is needed")
+    frequent = [word for word, _ in Counter(content).most_common(VOCABULARY - 1)]
+    code = {word: number for number, word in enumerate(frequent)}
+    symbols = torch.tensor([code.get(word, len(frequent)) for word in content])
+    return _text("words", symbols, WORDS, len(frequent) + 1)
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return _read(path.parent, path.name).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text in UTF-8") from None
+
+
+def synthetic() -> Dataset:
+    """A text of made-up words, character by character."""
     rng = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlucmfw"))
     lexicon = ["".join(rng.choice(letters, length)) for length in rng.integers(2, 8, 500)]
-    zipf = 1 / np.arange(1, len(lexicon) + 1)
-    successors = rng.choice(len(lexicon), (len(lexicon), 4), p=zipf / zipf.sum())
-    drawn = rng.choice(len(lexicon), words, p=zipf / zipf.sum())
+    return _characters("synthetic", " ".join(lexicon[word] for word in _chain(rng, len(lexicon))))
+
+
+def synthetic_words() -> Dataset:
+    """A text of made-up words, word by word, with the vocabulary of the Penn Treebank."""
+    return _text("words", torch.tensor(_chain(np.random.default_rng(0), VOCABULARY)), WORDS, VOCABULARY)
+
+
+def _chain(rng: np.random.Generator, lexicon: int, words: int = 20_000) -> list[int]:
+    """Words whose frequencies follow Zipf's law; each has a few likely successors."""
+    zipf = 1 / np.arange(1, lexicon + 1)
+    successors = rng.choice(lexicon, (lexicon, 4), p=zipf / zipf.sum())
+    drawn = rng.choice(lexicon, words, p=zipf / zipf.sum())
     follows, which = rng.random(words) < 0.7, rng.integers(0, 4, words)
     chain = [int(drawn[0])]
     for number in range(1, words):
         likely = successors[chain[-1], which[number]]
         chain.append(int(likely if follows[number] else drawn[number]))
-    return _characters("synthetic", " ".join(lexicon[word] for word in chain))
+    return chain
 
 
 def _characters(name: str, content: str) -> Dataset:
     alphabet = sorted(set(content))
     code = {symbol: number for number, symbol in enumerate(alphabet)}
-    symbols = torch.tensor([code[symbol] for symbol in content])
+    return _text(name, torch.tensor([code[symbol] for symbol in content]), CONTEXT, len(alphabet))
+
+
+def _text(name: str, symbols: torch.Tensor, length: int, classes: int) -> Dataset:
+    """The last tenth is the test."""
     cut = len(symbols) * 9 // 10
-    train, test = _rows(symbols[:cut]), _rows(symbols[cut:])
-    return Dataset(name, "text", *train, *test, classes=len(alphabet))
+    train, test = _rows(symbols[:cut], length), _rows(symbols[cut:], length)
+    return Dataset(name, "text", *train, *test, classes=classes)
 
 
-def _rows(symbols: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    count = (len(symbols) - 1) // CONTEXT
-    inputs = symbols[: count * CONTEXT].view(count, CONTEXT)
-    return inputs, symbols[1 : count * CONTEXT + 1].view(count, CONTEXT)
+def _rows(symbols: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    count = (len(symbols) - 1) // length
+    inputs = symbols[: count * length].view(count, length)
+    return inputs, symbols[1 : count * length + 1].view(count, length)
 
 
 def lag(data: Path, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

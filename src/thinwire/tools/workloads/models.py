@@ -23,21 +23,22 @@ def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> 
         name: one of `MODELS`.
         data: what it is to learn.
         seed: of the weights.
-        hidden: widths of the hidden layers of `mlp`; 1024, 1024 by default (256, 256 for digits).
+        hidden: widths of the hidden layers of `mlp`; 1024, 1024 by default (256, 256 for digits). Or of the
+            layers of `lstm`, all equal, and of its embedding; 256, 256 and 64 by default.
     """
     makers: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         "logistic": ("images", lambda: logistic(data)),
         "mlp": ("images", lambda: mlp(data, hidden)),
         "cnn": ("images", lambda: cnn(data)),
         "resnet20": ("images", lambda: ResNet20(data.shape[0], data.classes)),
-        "lstm": ("text", lambda: LstmLanguageModel(data.classes)),
+        "lstm": ("text", lambda: lstm(data, hidden)),
         "transformer": ("text", lambda: CharTransformer(data.classes)),
     }
     if name not in makers:
         raise ConfigError(f"models are {', '.join(MODELS)}, not {name!r}")
     kind, make = makers[name]
     if kind != data.kind:
-        other = "synthetic or text:FILE" if kind == "text" else "digits, mnist:DIR or cifar10:DIR"
+        other = "synthetic, words or text:FILE" if kind == "text" else "digits, mnist:DIR or cifar10:DIR"
         raise ConfigError(f"{name} learns {kind}, but {data.name} is {data.kind}: give --data {other}")
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -133,6 +134,15 @@ class ResNet20(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def lstm(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
+    """With 1500, 1500 and the vocabulary of the Penn Treebank it has 66 M parameters."""
+    if len(set(hidden)) > 1:
+        raise ConfigError(f"the layers of lstm are equally wide, not {', '.join(map(str, hidden))}")
+    if not hidden:
+        return LstmLanguageModel(data.classes)
+    return LstmLanguageModel(data.classes, hidden[0], len(hidden), embedding=hidden[0])
 
 
 class LstmLanguageModel(nn.Module):
