@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,6 +26,10 @@ from thinwire.tools.cli.show import AsJson, Data, Model, Workers, errors, print_
 
 
 def study(
+    rule: Annotated[
+        Literal["top-k", "random-k", "random block"] | None,
+        typer.Option(help="Only this rule. Default: all three."),
+    ] = None,
     ratio: Annotated[float, typer.Option(help="The share of the entries that is sent.")] = 0.05,
     workers: Workers = 4,
     link: Link = "none",
@@ -52,7 +56,8 @@ def study(
         from thinwire.tools.compare.settings import Comparison, resolve_methods
 
         before = momentum_before > 0
-        found = {cell: cell.method(ratio) for cell in grid.cells(momenta=(before,))}
+        chosen = [cell for cell in grid.cells(momenta=(before,)) if rule in (cell.rule, None)]
+        found = {cell: cell.method(ratio) for cell in chosen}
         methods = {cell: resolve_methods([text])[-1] for cell, text in found.items() if text is not None}
         asked = Comparison(
             methods=[*grid.CONTROLS, *methods.values()],
