@@ -65,7 +65,7 @@ Rate = Annotated[
 ]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD, after the exchange.")]
 MomentumBefore = Annotated[
-    float, typer.Option(help="Momentum that each worker applies to its own gradients, before the exchange.")
+    float, typer.Option(help="Instead, momentum on each worker's own gradients, before the exchange.")
 ]
 Seeds = Annotated[
     int, typer.Option(min=1, help="Runs of each method, each with its own weights and batches.")

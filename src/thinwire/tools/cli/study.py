@@ -48,8 +48,9 @@ def study(
 ) -> None:
     """Study sparse communication: rule, shared or own indices, layer or model, feedback on or off.
 
-    Every combination that is a method of thinwire trains the same model, beside dense training and a worker
-    alone. The last table says what each parameter does to the accuracy, all else equal.
+    Every combination trains the same model, beside dense training and a worker alone.
+
+    The last table says what each parameter does to the accuracy, all else equal.
     """
     with errors():
         from thinwire.tools.compare import study as grid
