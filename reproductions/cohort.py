@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import torch
@@ -48,6 +49,12 @@ class Recipe:
     """Each worker's own momentum, before anything is compressed; instead of the optimizer's."""
     decay_at: float = 1.0
     """The part of the steps after which the learning rate is a tenth."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+
+    def optimizer_for(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
 
 
 def images(context: Context) -> Dataset:
@@ -83,10 +90,7 @@ class Workers(ABC):
         self.network = Lockstep(recipe.workers)
         first = build(recipe.model, data, recipe.seed, recipe.hidden)
         self.models = [first, *(copy.deepcopy(first) for _ in range(replicas - 1))]
-        self.optimizers = [
-            torch.optim.SGD(model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum)
-            for model in self.models
-        ]
+        self.optimizers = [recipe.optimizer_for(model) for model in self.models]
         self.losses: list[float] = []
         self._order = torch.Generator().manual_seed(1 + recipe.seed)
 

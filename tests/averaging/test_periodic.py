@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import thinwire
-from tests.averaging.cohort import Cohort, adam, equal_parameters, normed
+from tests.averaging.cohort import Cohort, adam, equal_parameters, normed, sgd
 from tests.hosts.common import batch, flat
 from thinwire import ConfigError, StateError, parse
 from thinwire.averaging import LocalSGD
@@ -123,6 +123,70 @@ def test_averaged_moments_of_adam_leave_the_count_alone() -> None:
     first, second = (optimizer.state for optimizer in cohort.optimizers)
     for a, b in zip(cohort.models[0].parameters(), cohort.models[1].parameters(), strict=True):
         assert torch.equal(first[a]["exp_avg_sq"], second[b]["exp_avg_sq"])
+
+
+def optimizer_state(cohort: Cohort) -> list[dict[str, torch.Tensor]]:
+    """Of every rank: the tensors of its optimizer, flat and by name; the count of steps among them."""
+    found = []
+    for model, optimizer in zip(cohort.models, cohort.optimizers, strict=True):
+        states = [optimizer.state[p] for p in model.parameters()]
+        found.append({name: torch.cat([s[name].flatten() for s in states]) for name in states[0]})
+    return found
+
+
+def before_and_after_a_sync_round(method: str, optimizer) -> tuple[Cohort, list[dict], list[dict]]:
+    """The optimizers' states right before the first sync round and right after it."""
+    cohort = Cohort(method, 3, make=small_cnn, optimizer=optimizer)
+    for step in range(100):
+        for rank in range(3):
+            cohort.local_step(rank, step)
+        before = optimizer_state(cohort)
+        cohort.advance()
+        if cohort.sessions[0].sync_rounds:
+            return cohort, before, optimizer_state(cohort)
+    raise AssertionError("no sync round")
+
+
+def small_cnn() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        image = nn.Unflatten(1, (1, 5, 8))
+        return nn.Sequential(image, nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 5))
+
+
+PAPER = ("pqasgd(every=3, bits=8{})", "spasgd(groups=3{})", "periodic(every=1, exchange=qsgd(bits=8){})")
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam], ids=["momentum", "adamw"])
+@pytest.mark.parametrize("method", PAPER)
+def test_the_optimizers_state_stays_with_each_rank_by_default(method: str, optimizer) -> None:
+    """Bit for bit, while the parameters become equal."""
+    cohort, before, after = before_and_after_a_sync_round(method.format(""), optimizer)
+    for mine, now in zip(before, after, strict=True):
+        assert all(torch.equal(mine[name], now[name]) for name in mine)
+    moments = [name for name in after[0] if name != "step"]
+    assert all(not torch.equal(after[0][name], after[1][name]) for name in moments)
+    cohort.sync()
+    assert equal_parameters(cohort.models[0], cohort.models[1])
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam], ids=["momentum", "adamw"])
+@pytest.mark.parametrize("method", PAPER)
+def test_an_averaged_state_is_the_exact_mean_where_parameters_are_averaged(method: str, optimizer) -> None:
+    """Momenta and second moments; not quantised, and not the count of steps."""
+    cohort, before, after = before_and_after_a_sync_round(method.format(", momentum='average'"), optimizer)
+    n = len(flat(cohort.models[0]))
+    met = torch.zeros(n, dtype=torch.bool)
+    groups = 3 if method.startswith("spasgd") else 1
+    met[: sum(block.layout.numel for block in cohort.sessions[0].fragments[0].blocks)] = True
+    assert int(met.sum()) == pytest.approx(n / groups, abs=1)
+    for name in [name for name in before[0] if name != "step"]:
+        mean = torch.stack([mine[name] for mine in before]).mean(0)
+        for mine, now in zip(before, after, strict=True):
+            torch.testing.assert_close(now[name][met], mean[met], rtol=1e-5, atol=1e-8)
+            assert torch.equal(now[name][~met], mine[name][~met])
+    for mine, now in zip(before, after, strict=True):
+        assert "step" not in mine or torch.equal(mine["step"], now["step"])
 
 
 def test_buffers_are_averaged_unless_they_are_not_to_be() -> None:

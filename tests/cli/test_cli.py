@@ -30,7 +30,7 @@ def call(*arguments: str, command: typer.Typer = app):
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (app, ("compare", "plan", "report", "methods", "gradients", "lab")),
+        (app, ("compare", "plan", "report", "methods", "gradients", "lab", "study")),
         (bench, ("overhead", "kernels", "methods", "all")),
         (reproductions, ("--quick", "--finished")),
     ],
@@ -131,6 +131,7 @@ sys.exit(", ".join({"torch", "numpy", "numba"} & sys.modules.keys()) or 0)
     "arguments",
     [
         ("compare", "--out", "{file}/folder"),
+        ("study", "--out", "{file}/folder"),
         ("gradients", "--out", "{file}/page.html"),
         ("gradients", "--out", "{folder}"),
         ("gradients", "--json", "{file}/numbers.json"),
@@ -174,7 +175,9 @@ def test_a_worker_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert result.output == "thinwire: a worker failed: MemoryError: no memory left\n"
 
 
-@pytest.mark.parametrize("arguments", [("methods",), ("methods", "topk"), ("compare", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("methods",), ("methods", "topk"), ("compare", "--help"), ("study", "--help")]
+)
 def test_texts_fit_100_columns(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     output = call(*arguments).output
@@ -236,6 +239,8 @@ def test_a_page_for_each_method(tmp_path: Path) -> None:
         (app, ("methods", "tpk"), "did you mean 'topk'?"),
         (app, ("methods", "--jsn"), "--json"),
         (app, ("compare", "--optimizer", "sdg"), "'sgd'"),
+        (app, ("study", "--rule", "randomblock"), "'random block'"),
+        (app, ("study", "--ratio", "2"), "ratio"),
     ],
 )
 def test_a_usage_error_is_one_line_with_a_hint(

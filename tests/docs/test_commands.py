@@ -58,7 +58,7 @@ RULES = (
     Rule(r"python -m (?!benchmarks\b|reproductions\b)", skip="only that the module exists is checked"),
     # Mentions of a command, without what it needs.
     Rule(
-        r"(thinwire (plan|report|lab|compare|gradients)|python -m (benchmarks|reproductions))$",
+        r"(thinwire (plan|report|lab|compare|gradients|study)|python -m (benchmarks|reproductions))$",
         options="--help",
     ),
     Rule(r"thinwire lab |.*\blab:|python -m benchmarks predict", skip="needs root"),
@@ -68,6 +68,7 @@ RULES = (
         options="--steps 2 --workers 2 --evaluate-every 2 -m dense",
         edits=((r" -m .*", ""), (r" --epochs \S+", "")),
     ),
+    Rule(r"thinwire study", options="--steps 2 --workers 2 --rule 'random block'"),
     Rule(r"thinwire report", edits=((r"report \S+", "report out/made"),)),
     Rule(r"thinwire plan", edits=((r"--parameters \S+", "--parameters 200000"),), options="--workers 2"),
     Rule(

@@ -38,8 +38,10 @@ def column(rows: Rows, name: str, key: str) -> dict[str, float]:
 
 
 def pqasgd(smoke: Smoke) -> None:
-    assert len(smoke.claims) == 4
-    assert [len(table) for table in smoke.tables] == [3, 3 * len(SPEED_UP), 10]
+    assert len(smoke.claims) == 7
+    assert [len(table) for table in smoke.tables] == [3, 3 * len(SPEED_UP), 10, 3 * 5 + 2]
+    optimizers = [row["optimizer"] for row in smoke.tables[3] if row["method"] == "a worker alone"]
+    assert optimizers == ["SGD", "momentum 0.9", "AdamW"]
     of_dense = column(smoke.tables[0], "of dense", "method")
     assert of_dense["dense"] == 100
     assert 4 < of_dense["pqasgd(every=8, bits=8)"] < of_dense["pqasgd(every=5, bits=8)"] < 8
@@ -148,7 +150,8 @@ def gspar(smoke: Smoke) -> None:
 
 def sparse_(smoke: Smoke) -> None:
     rows, effects = smoke.tables
-    assert len(rows) == 1 + len(sparse.cells(momenta=(False,)))
+    assert len(rows) == 2 + len(sparse.cells(scaled=True))
+    assert rows[1]["rule"] == "a worker alone"
     corners = {(row["rule"], row["indices"]) for row in rows if row["payload per step"] == "-"}
     assert corners == {("top-k", "shared"), ("random block", "own")}
     (feedback,) = (row for row in effects if row["change"] == "error feedback on")

@@ -50,6 +50,11 @@ class ScheduleBase(Configured, ABC):
         """Steps per cycle; in a cycle every coordinate is averaged once."""
 
     @property
+    def staleness(self) -> int:
+        """The most steps that a coordinate waits for its next average: p of the analysis."""
+        return self.period
+
+    @property
     def outer(self) -> Outer:
         return Outer()
 
@@ -190,6 +195,11 @@ class PeriodOptions(Schedule):
             raise ConfigError(
                 f"{self.name}: momentum='average' needs overlap=0: a late mean would undo newer steps"
             )
+
+    @property
+    def staleness(self) -> int:
+        longest = self.longest if self.grow > 1 else None
+        return (longest or self.period) + self.delay
 
     @property
     def fragment_count(self) -> int:

@@ -74,6 +74,10 @@ class SPASGD(Schedule, _GroupOptions):
         return self.groups
 
     @property
+    def staleness(self) -> int:
+        return self.groups if self.order == "cyclic" else 2 * self.groups - 1
+
+    @property
     def fragment_count(self) -> int:
         return self.groups
 

@@ -33,6 +33,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    steps: int | None = None,
 ) -> PeriodicSession: ...
 
 
@@ -47,6 +48,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    steps: int | None = None,
 ) -> Session: ...
 
 
@@ -61,6 +63,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    steps: int | None = None,
 ) -> BaseSession: ...
 
 
@@ -74,6 +77,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    steps: int | None = None,
 ) -> BaseSession:
     """Train a model with a method; the training loop stays as it is.
 
@@ -103,6 +107,8 @@ def attach(
         optimizer: the optimizer in use. A schedule needs it. A method with momentum of its own refuses an
             optimizer with momentum. If replicas drift, the optimizer's state is averaged with them.
         process_group: for a bare model: the ranks to synchronise with; None is the default group.
+        steps: for a schedule: the number of steps of the run, if it is known. Then a warning says whether the
+            analysis of `pqasgd`, `spasgd` and `localsgd` covers it (see `thinwire.averaging.conditions`).
     """
     if isinstance(method, str) and method.strip() == "auto":
         return attach_auto(
@@ -137,4 +143,5 @@ def attach(
         dense_below=dense_below,
         scaler=scaler,
         process_group=process_group,
+        steps=steps,
     )

@@ -11,7 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire import log
+from thinwire.averaging.analysis import conditions, is_analysed
 from thinwire.averaging.base import Schedule
+from thinwire.core import checks
 from thinwire.core.engine import LossScale
 from thinwire.errors import ConfigError
 from thinwire.sessions.periodic import PeriodicSession
@@ -37,8 +40,11 @@ def attach_schedule(
     dense_below: int,
     scaler: LossScale | None,
     process_group: dist.ProcessGroup | None,
+    steps: int | None,
 ) -> PeriodicSession:
     """Synchronise the replicas after the optimizer steps that `method` asks for."""
+    if steps is not None:
+        checks.whole("attach", "steps", steps, 1)
     if optimizer is None:
         raise ConfigError(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
@@ -55,7 +61,16 @@ def attach_schedule(
         session.on_detach(_watch_scaler(scaler, optimizer, session))
     _scheduled.add(module)
     session.on_detach(lambda: _scheduled.discard(module))
+    _tell_conditions(session, steps)
     return session
+
+
+def _tell_conditions(session: PeriodicSession, steps: int | None) -> None:
+    """One line on rank 0: a warning if the analysis of the method does not cover what it is asked to do."""
+    rank, size = session.rank_info.rank, session.rank_info.size
+    if rank == 0 and size > 1 and is_analysed(session.method):
+        found = conditions(session.method, size, steps)
+        (log.warning if found.met is False else log.info)("%s", found)
 
 
 def _watch(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:

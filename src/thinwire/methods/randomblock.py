@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -10,7 +11,7 @@ from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import Residual, poisoned
-from thinwire.methods.families.sparse import count_of
+from thinwire.methods.families.sparse import check_scale, count_of
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,10 @@ class RandomBlock(Exchange):
     Args:
         ratio: the share of the entries that is sent: k = max(1, ratio * n). An entry waits 1/ratio steps on
             average and then brings the sum of its gradients, so the learning rate must be smaller.
-        feedback: add what is not sent to the next gradient. Without it, the block is scaled by n/k: the
-            result is unbiased, with a variance of n/k - 1 times the squared gradient.
+        feedback: add what is not sent to the next gradient.
+        scale: without feedback: "unbiased" scales the block by n/k, which makes the result unbiased, with a
+            variance of n/k - 1 times the squared gradient. None sends it as it is: the step is k/n as long on
+            average, with hardly more noise than the gradient has, so momentum does not diverge.
         scope: one block in each "tensor", in each "bucket", or in the whole "model".
 
     Differences from the paper: the block wraps around. A block that is cut off at the end would favour the
@@ -39,7 +42,8 @@ class RandomBlock(Exchange):
     use_when = """There are many workers and the selection must cost next to nothing: one all-reduce of
     contiguous memory, without an index."""
     avoid_when = """Accuracy matters more than speed: a block brings the gradients of 1/ratio steps at once.
-    With feedback=False and momentum in the optimizer, training broke down in the reproduction."""
+    With feedback=False and momentum in the optimizer take scale=None: scaled by n/k, training broke down in
+    the reproduction."""
     formula = "4 * k"
     rounds_per_step = "1 (a mean)"
     compute = "one pass to update the residual"
@@ -47,15 +51,17 @@ class RandomBlock(Exchange):
     ratio: float = 0.1
     feedback: bool = True
     scope: Scope = "tensor"
+    scale: Literal["unbiased"] | None = "unbiased"
 
     def __post_init__(self) -> None:
         checks.ratio(self.name, self.ratio)
         checks.flag(self.name, "feedback", self.feedback)
+        check_scale(self.name, self.scale, self.feedback)
         checks.scope(self.name, self.scope)
 
     @property
     def traits(self) -> Traits:
-        unbiased = not self.feedback or self.ratio == 1
+        unbiased = self.ratio == 1 or (not self.feedback and self.scale is not None)
         return Traits(conserves=self.feedback, unbiased=unbiased, scope=self.scope)
 
     @property
@@ -78,7 +84,7 @@ class RandomBlock(Exchange):
             kernels.feedback_block(state.error, x, s, k, clear=out)  # e = u, and 0 on B;  out = 0
         else:
             out.zero_()
-        if not self.feedback:
+        if not self.feedback and self.scale is not None:
             mean *= n / max(k, 1)
         out[s : s + first], out[: k - first] = mean[:first], mean[first:]  # out[B] = (1/W) sum u[B]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
 from thinwire.core import Channel, Layout, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Entries, Residual, SparseMemory
-from thinwire.methods.families.sparse import SparseByRatio, SparseMean
+from thinwire.methods.families.sparse import SparseByRatio, SparseMean, check_scale
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class RandomK(SparseByRatio):
             average and then brings the sum of its gradients, so the learning rate must be smaller.
         shared: all ranks draw the same coordinates. Then no index is sent, and the values are averaged by one
             mean, without `values` and `reduce`.
-        feedback: add what is not sent to the next gradient. Without it, values are scaled by n/k: the result
-            is unbiased, with a variance of n/k - 1 times the squared gradient.
+        feedback: add what is not sent to the next gradient.
+        scale: without feedback: "unbiased" scales the values by n/k, which makes the result unbiased, with a
+            variance of n/k - 1 times the squared gradient. None sends them as they are: the step is k/n as
+            long on average, with hardly more noise than the gradient has, so momentum does not diverge.
     """
 
     name = "randomk"
@@ -41,10 +43,12 @@ class RandomK(SparseByRatio):
     reference = 'Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018'
     ratio: float = 0.1
     shared: bool = True
+    scale: Literal["unbiased"] | None = "unbiased"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.flag(self.name, "shared", self.shared)
+        check_scale(self.name, self.scale, self.feedback)
         if self.shared and self.values is not None:
             raise ConfigError(f"{self.name}: values need shared=False; a mean cannot add coded values")
 
@@ -52,14 +56,15 @@ class RandomK(SparseByRatio):
     def traits(self) -> Traits:
         fixed = self.shared or self.reduce == "gather"
         payload = "fixed" if fixed else "data-dependent"
-        return replace(super().traits, unbiased=not self.feedback and fixed, payload=payload)
+        unbiased = not self.feedback and self.scale is not None and fixed
+        return replace(super().traits, unbiased=unbiased, payload=payload)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         n, k = x.numel(), self.count(x.numel(), ch.step)
         indices = draw(n, k, ch.shared_rng() if self.shared else ch.private_rng())  # I
         with SparseMemory(state.error, x, out) as u:  # u = g + e
             c = u.take_at(indices)  # c = u on I
-            if not self.feedback:
+            if not self.feedback and self.scale is not None:
                 c.values.mul_(n / max(k, 1))
             if self.shared:
                 mean = SparseMean([Entries(indices, await ch.mean(c.values, c.values))])

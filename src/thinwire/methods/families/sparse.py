@@ -31,6 +31,13 @@ def count_of(ratio: float, numel: int) -> int:
     return min(numel, max(1, int(ratio * numel)))
 
 
+def check_scale(method: str, scale: object, feedback: bool) -> None:
+    """The option `scale` of rules that draw at random: it says what is done without feedback."""
+    checks.one_of(method, "scale", scale, ("unbiased", None))
+    if feedback and scale is None:
+        raise ConfigError(f"{method}: scale is for feedback=False; with feedback nothing is scaled")
+
+
 @dataclass
 class SparseMean:
     """The mean of the entries of all ranks, not yet written, and what this rank's entries lost in coding."""

@@ -10,6 +10,7 @@ from thinwire.tools.cli.lab import lab
 from thinwire.tools.cli.methods import methods
 from thinwire.tools.cli.plan import plan
 from thinwire.tools.cli.report import report
+from thinwire.tools.cli.study import study
 from thinwire.tools.cli.usage_errors import OneLineErrors
 from thinwire.version import __version__
 
@@ -47,3 +48,4 @@ app.command()(plan)
 app.command()(methods)
 app.add_typer(lab, name="lab")
 app.command()(gradients)
+app.command()(study)

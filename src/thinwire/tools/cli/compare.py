@@ -24,6 +24,7 @@ from thinwire.tools.cli.show import (
 
 if TYPE_CHECKING:
     from thinwire.tools.compare.records import Records
+    from thinwire.tools.compare.settings import Comparison
 
 Chosen = Annotated[
     list[str] | None,
@@ -32,7 +33,8 @@ Chosen = Annotated[
         "--method",
         "-m",
         help='Such as "topk(ratio=0.01),qsgd(bits=4)"; may be given several times. "auto" measures and '
-        "chooses itself. In a lab also PyTorch's own: pytorch, pytorch-fp16, pytorch-powersgd. Default: six "
+        'chooses itself; "alone" is a worker without the others. In a lab also PyTorch\'s own: pytorch, '
+        "pytorch-fp16, pytorch-powersgd. Default: six "
         "methods, one of each kind.",
     ),
 ]
@@ -45,58 +47,68 @@ Link = Annotated[
 ]
 
 
+Hidden = Annotated[
+    str,
+    typer.Option(
+        help="Widths of mlp's hidden layers (default: 256,256 for digits, otherwise 1024,1024), or of "
+        "lstm's layers, all equal (default: 256,256)."
+    ),
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Training steps of each run. Default: 300.")]
+Epochs = Annotated[
+    float | None, typer.Option(min=0.0, help="Passes over the training data, instead of --steps.")
+]
+Batch = Annotated[int | None, typer.Option(min=1, help="Rows per worker and step. Default: 32 (text: 16).")]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        help="The learning rate. Default: 0.1 for SGD, times 1 - momentum; 0.002 for Adam and AdamW (lstm: "
+        "0.004)."
+    ),
+]
+Momentum = Annotated[float, typer.Option(help="Momentum of SGD, after the exchange.")]
+MomentumBefore = Annotated[
+    float, typer.Option(help="Instead, momentum on each worker's own gradients, before the exchange.")
+]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="Runs of each method, each with its own weights and batches.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Keep the runs in --out that have ended; train only the rest.")
+]
+
+
 def compare(
     methods: Chosen = None,
     workers: Workers = 4,
     link: Link = "100mbit",
     model: Model = "mlp",
-    hidden: Annotated[
-        str,
-        typer.Option(
-            help="Widths of mlp's hidden layers (default: 256,256 for digits, otherwise 1024,1024), or of "
-            "lstm's layers, all equal (default: 256,256)."
-        ),
-    ] = "",
+    hidden: Hidden = "",
     data: Data = "digits",
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps of each run. Default: 300.")
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(min=0.0, help="Passes over the training data, instead of --steps.")
-    ] = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
     target_accuracy: Annotated[
         float | None, typer.Option(help="Stop a run at this test accuracy, such as 0.95.")
     ] = None,
     evaluate_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between two tests. Default: 20 tests per run.")
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows per worker and step. Default: 32 (text: 16).")
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(help="The learning rate. Default: 0.1 for SGD, 0.002 for Adam and AdamW (lstm: 0.004)."),
-    ] = None,
+    batch: Batch = None,
+    lr: Rate = None,
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"] | None,
         typer.Option(help="The optimizer. Default: sgd for images, adam for text."),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each method, each with its own weights and batches.")
-    ] = 1,
+    momentum: Momentum = 0.0,
+    momentum_before: MomentumBefore = 0.0,
+    seeds: Seeds = 1,
     out: Annotated[Path, typer.Option(help="The folder for records, CSV and report.")] = Path("out/compare"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the runs in --out that have ended; train only the rest.")
-    ] = False,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the same model with each method over your link; see accuracy, bytes and time side by side."""
     with errors():
-        from thinwire.tools import report
-        from thinwire.tools.compare.progress import ProgressBars
-        from thinwire.tools.compare.records import write_csv
-        from thinwire.tools.compare.runner import FILE, run
-        from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods
+        from thinwire.tools.compare.settings import Comparison, resolve_methods
 
         asked = Comparison(
             methods=resolve_methods(methods or ()),
@@ -104,7 +116,7 @@ def compare(
             link=link,
             model=model,
             data=data,
-            hidden=_widths(hidden),
+            hidden=widths(hidden),
             steps=steps,
             epochs=epochs,
             target=target_accuracy,
@@ -112,32 +124,50 @@ def compare(
             batch=batch,
             learning_rate=lr,
             optimizer=optimizer,
+            momentum=momentum,
+            momentum_before=momentum_before,
             seeds=seeds,
-            command=shlex.join(["thinwire", *sys.argv[1:]]),
+            command=command_line(),
         )
-        setting = prepare(asked)
-        check_writable(out / FILE, "--out")
-        try:
-            with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
-                records = run(asked, out, bars, setting, resume=resume)
-        except (KeyboardInterrupt, SystemExit):
-            typer.echo(
-                f"thinwire: interrupted; {out} has the runs that had ended: go on with --resume", err=True
-            )
-            raise
-        write_csv(out / "runs.csv", records.runs)
-        report.write(records, out / "report.html")
+        records = carry_out(asked, out, resume=resume)
     from thinwire.tools.report.summary import summarise
 
     if as_json:
         print_json(summarise(records))
     else:
-        _show(records, out)
+        show_records(records, out)
     if all(one.failed is not None for one in records.runs):
         raise typer.Exit(1)
 
 
-def _show(records: Records, out: Path) -> None:
+def command_line() -> str:
+    """The command as the user gave it."""
+    return shlex.join(["thinwire", *sys.argv[1:]])
+
+
+def carry_out(asked: Comparison, out: Path, *, resume: bool) -> Records:
+    """Run the comparison with progress bars; records, CSV and report are written to `out`."""
+    from thinwire.tools import report
+    from thinwire.tools.compare.progress import ProgressBars
+    from thinwire.tools.compare.records import write_csv
+    from thinwire.tools.compare.runner import FILE, run
+    from thinwire.tools.compare.settings import prepare
+
+    setting = prepare(asked)
+    check_writable(out / FILE, "--out")
+    try:
+        with ProgressBars(console(stderr=True), list(asked.methods), setting) as bars:
+            records = run(asked, out, bars, setting, resume=resume)
+    except (KeyboardInterrupt, SystemExit):
+        typer.echo(f"thinwire: interrupted; {out} has the runs that had ended: go on with --resume", err=True)
+        raise
+    write_csv(out / "runs.csv", records.runs)
+    report.write(records, out / "report.html")
+    return records
+
+
+def show_records(records: Records, out: Path) -> None:
+    """The table of a comparison on the terminal."""
     from thinwire.tools.report import terminal
 
     setting = records.setting
@@ -154,11 +184,12 @@ def _show(records: Records, out: Path) -> None:
     console().print(f"Report: {out / 'report.html'}; records and CSV are beside it.", markup=False)
 
 
-def _widths(text: str) -> tuple[int, ...]:
+def widths(text: str) -> tuple[int, ...]:
+    """The value of --hidden."""
     try:
-        widths = tuple(int(part) for part in text.split(",") if part.strip())
+        found = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        widths = (0,)
-    if any(width < 1 for width in widths):
+        found = (0,)
+    if any(width < 1 for width in found):
         raise ConfigError(f"--hidden takes widths with commas, like 1024,1024, not {text!r}")
-    return widths
+    return found

@@ -19,6 +19,7 @@ from thinwire.errors import ConfigError
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
+Factor = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag=str.lower):
@@ -55,6 +56,10 @@ class Setting(Record, frozen=True, kw_only=True):
     """Per worker."""
     learning_rate: float
     optimizer: str
+    momentum: Factor = 0.0
+    """Of SGD, after the exchange."""
+    momentum_before: Factor = 0.0
+    """Instead, each worker's own, before the exchange."""
     steps: Positive
     evaluate_every: Positive
     seeds: Positive

@@ -34,6 +34,12 @@ METHODS = (
 AUTO = "auto"
 """Measures first and then chooses one of thinwire's methods itself."""
 
+ALONE = "alone"
+"""A control: every worker trains by itself, without the others."""
+
+NOT_METHODS = (*PYTORCH, AUTO, ALONE)
+"""What may be compared and is no method string."""
+
 EVALUATIONS = 20
 """Of a run, unless the user sets an interval."""
 
@@ -52,6 +58,8 @@ class Comparison:
         steps: of training; or `epochs` over the training data.
         target: stop at this test accuracy, a number between 0 and 1.
         evaluate_every: steps between two evaluations.
+        momentum: of SGD, in the optimizer: after the exchange.
+        momentum_before: instead, each worker's own, applied to its gradients before the exchange.
         seeds: runs of every method, each with its own weights and batches.
         command: what the report shows as the command that made it.
     """
@@ -69,6 +77,8 @@ class Comparison:
     batch: int | None = None
     learning_rate: float | None = None
     optimizer: Optimizer | None = None
+    momentum: float = 0.0
+    momentum_before: float = 0.0
     seeds: int = 1
     command: str = "thinwire.compare"
 
@@ -124,7 +134,8 @@ def prepare(asked: Comparison) -> Setting:
             f"auto measures {MEASURING_STEPS} steps before it chooses a method: give it more than {steps}"
         )
     optimizer = asked.optimizer or recipe.optimizer
-    check_optimizers(asked.methods, optimizer)
+    momentum = _momentum(asked, optimizer)
+    check_optimizers(asked.methods, optimizer, momentum)
     usual = recipe.learning_rate if optimizer == recipe.optimizer else LEARNING_RATES[optimizer]
     return Setting(
         command=asked.command,
@@ -139,8 +150,10 @@ def prepare(asked: Comparison) -> Setting:
         bandwidth=None if link.unlimited else link.link.bandwidth,
         latency=link.link.latency,
         batch=batch,
-        learning_rate=asked.learning_rate or usual,
+        learning_rate=asked.learning_rate or usual * (1 - momentum),
         optimizer=optimizer,
+        momentum=asked.momentum,
+        momentum_before=asked.momentum_before,
         steps=steps,
         evaluate_every=asked.evaluate_every or max(1, steps // EVALUATIONS),
         seeds=asked.seeds,
@@ -149,14 +162,29 @@ def prepare(asked: Comparison) -> Setting:
     )
 
 
-def check_optimizers(methods: Sequence[str], optimizer: Optimizer) -> None:
-    """Adam and AdamW have momentum and steps of their own, which some methods do not go with."""
-    for method in methods if optimizer != "sgd" else ():
-        exchange = None if method in (*PYTORCH, AUTO) else parse(method)
+def _momentum(asked: Comparison, optimizer: Optimizer) -> float:
+    for value in (asked.momentum, asked.momentum_before):
+        if not 0 <= value < 1:
+            raise ConfigError(f"momentum is a number from 0 up and below 1, not {value:g}")
+    if asked.momentum and asked.momentum_before:
+        raise ConfigError("give momentum or momentum before the exchange, not both")
+    momentum = asked.momentum or asked.momentum_before
+    if momentum and optimizer != "sgd":
+        raise ConfigError(f"momentum is for SGD, and {optimizer} has its own: give --optimizer sgd")
+    return momentum
+
+
+def check_optimizers(methods: Sequence[str], optimizer: Optimizer, momentum: float = 0.0) -> None:
+    """Adam, AdamW and SGD with momentum have steps of their own, which some methods do not go with."""
+    used = f"SGD with momentum {momentum:g}" if optimizer == "sgd" else optimizer
+    for method in methods if optimizer != "sgd" or momentum else ():
+        exchange = None if method in NOT_METHODS else parse(method)
         need = exchange.traits.optimizer if isinstance(exchange, Exchange) else "any"
         if need != "any":
             why = "keeps the momentum itself" if need == "no momentum" else "skips uploads by a rule for SGD"
-            raise ConfigError(f"{method} {why}: give --optimizer sgd, or leave it out with {optimizer}")
+            raise ConfigError(
+                f"{method} {why}: give --optimizer sgd without momentum, or leave it out with {used}"
+            )
 
 
 def resolve_methods(chosen: Sequence[str]) -> list[str]:
@@ -165,7 +193,7 @@ def resolve_methods(chosen: Sequence[str]) -> list[str]:
     Every entry may hold several methods with commas between them.
     """
     texts = [part for text in chosen for part in split(text)] or list(METHODS)
-    full = [text if text in (*PYTORCH, AUTO) else str(parse(text)) for text in texts]
+    full = [text if text in NOT_METHODS else str(parse(text)) for text in texts]
     baseline = "pytorch" if "pytorch" in full else "dense"
     return list(dict.fromkeys([baseline, *full]))
 

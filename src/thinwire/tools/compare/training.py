@@ -23,7 +23,7 @@ from thinwire.net.launch import Worker
 from thinwire.net.link import throttle
 from thinwire.sessions.base import BaseSession
 from thinwire.tools.compare.records import Evaluation, Run, Setting, Step, finite
-from thinwire.tools.compare.settings import PYTORCH
+from thinwire.tools.compare.settings import ALONE, PYTORCH
 from thinwire.tools.lab.inside import counters
 from thinwire.tools.workloads import Dataset, build, load
 from thinwire.tools.workloads.models import evaluate, loss
@@ -191,15 +191,32 @@ def calibrate(model: nn.Module, data: Dataset, setting: Setting) -> float:
 
 
 def _optimizer(model: nn.Module, setting: Setting) -> torch.optim.Optimizer:
-    # Without momentum: some methods have their own, and residuals of others arrive in bursts.
+    # Without momentum by default: some methods have their own, and residuals of others arrive in bursts.
+    if setting.momentum:
+        return torch.optim.SGD(model.parameters(), lr=setting.learning_rate, momentum=setting.momentum)
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     return kinds[setting.optimizer](model.parameters(), lr=setting.learning_rate)
 
 
+def add_momentum_before(model: nn.Module, factor: float) -> None:
+    """From now on a backward pass leaves v = factor v + g in place of g, before DDP sees it."""
+    for parameter in model.parameters():
+        velocity = torch.zeros_like(parameter)
+
+        def next_velocity(gradient: torch.Tensor, v: torch.Tensor = velocity) -> torch.Tensor:
+            return v.mul_(factor).add_(gradient).clone()
+
+        parameter.register_hook(next_velocity)
+
+
 def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
     """Wrap the model for one method: thinwire's, or PyTorch's own."""
+    if setting.momentum_before:
+        add_momentum_before(model, setting.momentum_before)
     optimizer = _optimizer(model, setting)
     session = None
+    if method == ALONE:
+        return Trainer(model, model, optimizer, session, counters())
     # PyTorch's PowerSGD hook fails on gloo with two buckets or more.
     wrapped = DistributedDataParallel(
         model, bucket_cap_mb=ONE_BUCKET_MB if method == "pytorch-powersgd" else None

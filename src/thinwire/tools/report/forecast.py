@@ -14,6 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire.net.costs import Link
 from thinwire.predict import BreakEven, Job, Profile, break_even_of, profiles
 from thinwire.tools.compare.records import Records, Setting
+from thinwire.tools.compare.settings import ALONE
 from thinwire.tools.report.summary import Summary
 
 BANDWIDTHS = tuple(10e6 / 8 * 10 ** (number / 8) for number in range(4 * 8 + 1))
@@ -73,6 +74,8 @@ def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
 
 
 def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
+    if one.method == ALONE:
+        raise ConfigError("a worker without the others sends nothing")
     method = one.chosen[0] if one.chosen else STAND_INS.get(one.method, one.method)
     found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}), repeats=REPEATS)
     played = found[setting.workers].compression_seconds
