@@ -10,10 +10,8 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, State, Traits, checks
 from thinwire.core.traits import Scope
+from thinwire.kernels.gspar import LARGEST
 from thinwire.methods.families import sampled
-from thinwire.methods.families.sparse import split_pays
-
-EVERYTHING = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,11 @@ class GSpar(Exchange):
             I = {p < 1};  c = (kappa n - n + |I|) / sum_I p;  p = min(c p, 1)
         by `budget` (epsilon), in closed form: the least sum p with E||Q(g)||^2 <= (1 + epsilon) ||g||^2
 
-    All entries with p < 1 are sent with the magnitude 1/lambda, so each costs a position and a sign bit. Only
-    entries with p = 1 are sent with their values. Positions are Rice codes, near their entropy. There is no
-    residual: the price is variance, not bias. Where noise limits the learning rate, divide it by 1 + epsilon.
+    Entries with p < 1 all have the magnitude 1/lambda and cost a position (a Rice code) and a sign bit. Only
+    those with p = 1 are sent with their values. There is no residual: the price is variance, not bias.
 
-    The variance is V = (1/W^2) sum_i sum_j g_ij^2 (1/p_ij - 1). A split reduction samples S = (1/W) sum Q(g_i)
-    again, with probabilities q, and adds E sum_j S_j^2 (1/q_j - 1), which W does not divide: with `budget` it
-    is epsilon (||mean g||^2 + V).
+    The variance is V = (1/W^2) sum_i sum_j g_ij^2 (1/p_ij - 1). A split reduction samples the mean S again,
+    which adds E sum_j S_j^2 (1/q_j - 1). W does not divide it; by `budget` it is epsilon (||mean g||^2 + V).
 
     Args:
         ratio: kappa, the share of the entries that is sent on average. 1 sends every entry as it is.
@@ -40,18 +36,16 @@ class GSpar(Exchange):
         budget: epsilon. If given, `ratio` and `rounds` have no effect.
         scope: compute the probabilities over each "tensor", each "bucket" or the whole "model".
         reduce: "gather" sends the entries of every rank to every rank, which costs (W-1) payloads. "split"
-            gives every rank a range of coordinates: it averages the entries there and samples again. This
-            costs about two payloads for any W. "auto" splits from five ranks on, if that is faster.
+            gives every rank a range of coordinates, which averages the entries there and samples again: about
+            two payloads for any W. "auto" splits from five ranks on, if that is faster.
 
-    Differences from the paper: no server. The paper's sends the sum of all entries back to the workers.
+    Differences from the paper: no server; the paper's sends the sum of all entries back to the workers.
     """
 
     name = "gspar"
     family = "sparse"
-    use_when = """You want sparse gradients without residuals: the result is unbiased and nothing arrives
-    late. It works best if few entries are large."""
-    avoid_when = """Noise already limits your learning rate. The bytes also depend on the gradient and on
-    chance."""
+    use_when = "You want sparse gradients without bias or residuals. It works best if few entries are large."
+    avoid_when = "Noise limits your learning rate (or divide it by 1 + epsilon), or bytes must be known."
     formula = "rice_bytes(sure) + 4 * sure + rice_bytes(drawn, signs=1) + head"
     formula_note = "where sure entries have p = 1 and drawn ones p < 1; together they are about ratio * n"
     rounds_per_step = "2 (the lengths, then a gather), or 4 with the split reduction, from five ranks on"
@@ -80,28 +74,24 @@ class GSpar(Exchange):
         return ("finite", "gspar", "indices", "scatter")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
-        average = sampled.split if self.splits(x.numel(), ch.size) else sampled.gather
-        mean = await average(x, self.sample, ch)
+        reduce = sampled.split if self.splits(x.numel(), ch.size) else sampled.gather
+        mean = await reduce(x, self.sample, ch)
         await ch.commit(mean.finite)
         mean.write(out)
 
     def sample(self, x: torch.Tensor, seed: int) -> sampled.Sample:
-        """p = min(lambda |x|, 1);  Z ~ Bernoulli(p);  Q(x) = Z x / p."""
         return sampled.Sample(*kernels.gspar_sample(x, self.lam(x), seed))
 
     def lam(self, x: torch.Tensor) -> float:
-        """lambda, for which p = min(lambda |x|, 1)."""
         if self.budget is not None:
             return kernels.gspar_budget(x, self.budget)
-        return EVERYTHING if self.ratio == 1 else kernels.gspar_probabilities(x, self.ratio, self.rounds)
+        return LARGEST if self.ratio == 1 else kernels.gspar_probabilities(x, self.ratio, self.rounds)
 
     def splits(self, n: int, size: int) -> bool:
-        """All ranks know the inputs and agree."""
         if self.reduce != "auto" or size < 5:
             return self.reduce == "split" and size > 1
-        # By the budget, equal magnitudes need the most entries.
-        ratio = self.ratio if self.budget is None else 1 / (1 + self.budget)
-        return split_pays(sampled.expected_bytes(n, ratio * n), size)
+        most = self.ratio if self.budget is None else 1 / (1 + self.budget)  # the latter for equal magnitudes
+        return sampled.split_pays(n, most, size)
 
     def payload_bytes(self, layout: Layout, size: int) -> None:
         """Unknown: the number of entries is random."""

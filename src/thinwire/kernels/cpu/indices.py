@@ -6,7 +6,6 @@ from torch import Tensor
 
 from thinwire.kernels.cpu._jit import I32, U8, kernel
 
-
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ONES = _BITS.sum(1).astype(np.uint8)
 # The places of the ones in each byte come first.
@@ -108,7 +107,7 @@ def rice_encode(marked: I32, low: int, signed: int, plain: U8, unary: U8) -> int
         bit += 1
     if width:
         plain[at] = np.uint8(held & 255)
-    return bit
+    return int(bit)
 
 
 @kernel

@@ -6,6 +6,7 @@ from torch import Tensor
 INDEX_BITS = 2**31 - 1
 _SIGN_BIT = -(2**31)
 
+
 def bitmap(indices: Tensor, n: int) -> Tensor:
     return _pack_set_bits(indices.long(), (n + 7) // 8)
 

@@ -1,7 +1,7 @@
 """Averaging of sampled entries: some are sent with values, the others share a magnitude and have a sign.
 
-Positions are Rice codes of the gaps between them. Gaps of entries that are drawn evenly are geometric, and the
-code is then within 3 % of their entropy. It is never longer than Elias-Fano.
+Positions are Rice codes of the gaps between them. If entries are spread evenly, gaps are geometric, and the
+code is within 3 % of their entropy. It is never longer than Elias-Fano with as many plain bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from thinwire import kernels
 from thinwire.core import Channel
 from thinwire.errors import PayloadError
 from thinwire.kernels.indices import INDEX_BITS, from_rice, rice
+from thinwire.methods.families import sparse
 from thinwire.methods.families.feedback import Entries
 from thinwire.methods.families.indices import rice_bits
 from thinwire.net.frames import to_bytes
@@ -97,9 +98,11 @@ def _joined(pieces: Sequence[Entries], begins: Sequence[int]) -> Entries:
     return Entries(where, torch.cat([piece.values for piece in pieces]))
 
 
-def expected_bytes(n: int, k: float) -> float:
-    """About the bytes of k drawn entries of n: the plain bits, a sign, and unary bits of somewhat less than 2."""
-    return k * (rice_bits(n, max(1, int(k))) + 3) / 8
+def split_pays(n: int, ratio: float, size: int) -> bool:
+    """Whether a split reduction takes less time. All ranks know the inputs, so they agree."""
+    k = max(1, int(ratio * n))
+    # An entry has its plain bits, a sign, and somewhat less than two unary bits.
+    return sparse.split_pays(k * (rice_bits(n, k) + 3) / 8, size)
 
 
 def encode(n: int, sample: Sample) -> torch.Tensor:
@@ -168,7 +171,7 @@ class _Head:
         if self.at + 4 > len(self.data):
             raise PayloadError("a payload of sampled entries ends within its magnitude")
         self.at += 4
-        return cast(float, struct.unpack_from("<f", self.data, self.at - 4)[0])
+        return struct.unpack_from("<f", self.data, self.at - 4)[0]
 
 
 def _varint(value: int) -> bytes:
