@@ -126,10 +126,17 @@ def gspar(smoke: Smoke) -> None:
     for row in smoke.tables[0]:
         assert number(row["E||Q||^2 / ||g||^2"]) == pytest.approx(1 + number(row["budget"]))
         assert number(row["drawn"]) == pytest.approx(1 + number(row["budget"]), rel=0.05)
-        assert number(row["bits"]) < number(row["bound on bits"])
+        assert number(row["entropy"]) < number(row["encoded bits"]) < 1.03 * number(row["entropy"])
+        assert number(row["encoded bits"]) < number(row["paper's count"]) < number(row["bound on bits"])
     gaps = column(smoke.tables[1], "last gap", "")
     assert gaps["SGD, GSpar 10 %"] < gaps["SGD, uniform 10 %"]
     assert gaps["SVRG, GSpar 10 %"] < gaps["SVRG, uniform 10 %"]
+    writes = {
+        (row["model"], row["gradient"], row["threads"]): number(row["writes"]) for row in smoke.tables[2]
+    }
+    for model in ("SVM", "logistic"):
+        for threads in ("1", "2"):
+            assert writes[model, "GSpar 10%", threads] < writes[model, "dense", threads] / 5
 
 
 def sparse_(smoke: Smoke) -> None:
