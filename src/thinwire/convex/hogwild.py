@@ -111,7 +111,9 @@ def hogwild(
             writes += sum(task.result() for task in tasks)
             seconds += time.perf_counter() - begin
             loss = problem.total(run.x, 0, problem.rows)[0] / problem.rows
-            one = HogwildEpoch(number, loss + 0.5 * l2 * float(run.x @ run.x), writes, seconds)
+            with np.errstate(over="ignore", invalid="ignore"):
+                loss += 0.5 * l2 * float(run.x @ run.x)
+            one = HogwildEpoch(number, loss, writes, seconds)
             if not math.isfinite(one.loss):
                 raise ThinwireError(f"{NAME}: the loss is not finite after epoch {number}: lower the rate")
             run.epochs.append(one)

@@ -52,6 +52,8 @@ def rice(marked: Tensor, n: int, low: int, signed: bool = False) -> Tensor:
 
 def from_rice(code: Tensor, n: int, k: int, low: int, signed: bool = False) -> Tensor:
     """The k indices; PayloadError unless the code holds exactly these, ascending strictly within [0, n)."""
+    if k == code.numel() == 0:  # a split reduction has thousands of empty lists
+        return torch.empty(0, dtype=torch.int32, device=code.device)
     plain = (k * (low + signed) + 7) // 8
     # Every index has a one in the unary part, whose last byte has the last of them.
     if code.dtype == torch.uint8 and code.dim() == 1 and plain + (k + 7) // 8 <= code.numel():
