@@ -57,6 +57,9 @@ SYMBOLS = {
 TERMS = {
     "k": "k entries are sent.",
     "index_bytes": "`index_bytes(n, k)` is the shortest code of k indices below n.",
+    "rice_bytes": "`rice_bytes(k)` is the Rice code of k positions: about log2(n/k) + 1.5 bits each, "
+    "and one more with `signs`.",
+    "head": "`head` is 4 bytes for 1/lambda and 1 to 5 for each count.",
     "itemsize": "`itemsize` is 4 for float32.",
     "cols": "`rows` and `cols` are those of the gradient as a matrix.",
     "n": "n is the number of entries of a tensor.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ OTHERS = (
 SHAPES = [(128, 96), (37, 501), (1000, 33)]
 
 
-def evaluated(text: str, layout: Layout, **counted: int) -> float:
+def evaluated(text: str, layout: Layout, **counted: Any) -> float:
     """The formula's value; `counted` are the numbers that only the data tell."""
     method = parse(text)
     (slot,) = layout.slots
@@ -96,14 +98,30 @@ def test_a_formula_of_what_the_data_decide_is_what_was_metered(text: str, shape:
     sent = int(output.count_nonzero())
     method = parse(text)
     if isinstance(method, GSpar):
-        sure = int((inputs[0]["weight"].abs().double() * method.lam(inputs[0]["weight"].view(-1)) >= 1).sum())
-        counted = {"sure": sure, "drawn": sent - sure}
-        assert 0 < sure < sent
+        x = inputs[0]["weight"].view(-1)
+        certain = x.abs().double() * method.lam(x) >= 1
+        counted = sampled_counts(certain, (output.view(-1) != 0) & ~certain)
+        assert 0 < counted["sure"] != counted["drawn"] > 0
     else:
         counted = {"k": sent}
         assert 0 < sent < output.numel()
     layout = Layout.of([("weight", shape)])
     assert evaluated(text, layout, **counted) == cohort.driver.meters[0].payload_bytes
+
+
+def sampled_counts(certain: torch.Tensor, drawn: torch.Tensor) -> dict[str, Any]:
+    """The names in GSpar's formula, from where the entries are."""
+    where = {int(mask.sum()): mask.nonzero().flatten().tolist() for mask in (certain, drawn)}
+
+    def rice_bytes(k: int, signs: int = 0) -> int:
+        low = indices.rice_bits(certain.numel(), k)
+        gaps = [b - a - 1 for a, b in pairwise([-1, *where[k]])]
+        return math.ceil(k * (low + signs) / 8) + math.ceil(sum((gap >> low) + 1 for gap in gaps) / 8)
+
+    sure, rest = where
+    lengths = (sure, rest, rice_bytes(sure))
+    head = 4 + sum(math.ceil(length.bit_length() / 7) for length in lengths)
+    return {"sure": sure, "drawn": rest, "rice_bytes": rice_bytes, "head": head}
 
 
 def test_every_method_says_what_it_sends() -> None:

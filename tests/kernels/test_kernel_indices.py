@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from thinwire import PayloadError
 from thinwire.kernels import use_reference
+from thinwire.kernels.indices import from_rice, rice
 from thinwire.methods.families import indices as codes
 
 
@@ -66,3 +67,42 @@ def test_noise_is_refused_or_in_range(noise: bytes, n: int, k: int, reference: b
         assert found.numel() == k
         assert not k or (int(found.min()) >= 0 and int(found.max()) < n)
         assert bool((found[1:] > found[:-1]).all())
+
+
+@given(index_lists(), st.booleans(), st.integers(0, 3))
+def test_rice_round_trip_and_equal_bytes(
+    given_list: tuple[torch.Tensor, int], signed: bool, fewer: int
+) -> None:
+    indices, n = given_list
+    low = max(0, codes.rice_bits(n, indices.numel()) - fewer)
+    if n >> low > 10**6:
+        return
+    marked = indices.clone()
+    if signed:
+        marked[::3] |= -(2**31)
+    code = rice(marked, n, low, signed)
+    assert torch.equal(from_rice(code, n, marked.numel(), low, signed), marked)
+    with use_reference():
+        assert torch.equal(rice(marked, n, low, signed), code)
+        assert torch.equal(from_rice(code, n, marked.numel(), low, signed), marked)
+    longest = (marked.numel() * (low + signed) + 7) // 8 + (marked.numel() + (n >> low) + 7) // 8
+    assert code.numel() <= longest
+
+
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 100), st.integers(0, 30), st.booleans())
+def test_rice_noise_is_refused_by_both_or_in_range(
+    noise: bytes, n: int, k: int, low: int, signed: bool
+) -> None:
+    code = torch.tensor(list(noise), dtype=torch.uint8)
+    try:
+        found = from_rice(code, n, k, low, signed)
+    except PayloadError:
+        with use_reference(), pytest.raises(PayloadError):
+            from_rice(code, n, k, low, signed)
+        return
+    with use_reference():
+        assert torch.equal(from_rice(code, n, k, low, signed), found)
+    found = found & (2**31 - 1)
+    assert found.numel() == k
+    assert not k or int(found[-1]) < n
+    assert bool((found[1:] > found[:-1]).all())

@@ -1,7 +1,10 @@
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.laws.cohort import Cohort
 from thinwire import ConfigError, PayloadError, kernels
@@ -17,8 +20,8 @@ def probabilities(method: GSpar, g: torch.Tensor) -> torch.Tensor:
     return (g.abs().double() * method.lam(g)).clamp(max=1)
 
 
-def encoded(method: GSpar, g: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    return sampled.encode(g.numel(), *kernels.gspar_sample(g, method.lam(g), seed))
+def encoded(method: GSpar, g: torch.Tensor, seed: int) -> torch.Tensor:
+    return sampled.encode(g.numel(), method.sample(g, seed))
 
 
 def sent(method: GSpar, g: torch.Tensor, seed: int) -> torch.Tensor:
@@ -100,11 +103,29 @@ def test_encoding_and_decoding_give_back_what_was_drawn() -> None:
     assert torch.equal(q[sampled].sign(), g[sampled].sign())
 
 
-def test_sampled_entries_cost_an_index_and_a_bit() -> None:
-    g = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    parts = encoded(GSpar(ratio=0.01), g, 0)
-    size = sum(part.numel() * part.element_size() for part in parts)
-    assert size < 1000 * (9 + 1) / 8 * 1.15  # 8.6 bits an index, one of sign; hardly any has p = 1
+def entropy_bits(n: int, k: int) -> float:
+    """log2 of the number of ways to place k entries among n."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.003, 0.01, 0.03, 0.1, 0.2])
+def test_the_code_is_near_the_entropy(ratio: float) -> None:
+    """At most 3 % and 16 bytes above positions, a sign per drawn entry and a float per sure one."""
+    for g in (torch.randn(200_000, generator=torch.Generator().manual_seed(0)), heavy(200_000)):
+        method = GSpar(ratio=ratio)
+        sure, values, drawn, _ = method.sample(g, 0)
+        positions = entropy_bits(len(g), len(sure)) + entropy_bits(len(g), len(drawn))
+        rest = 32 * len(values) + len(drawn)
+        bits = 8 * encoded(method, g, 0).numel()
+        assert positions + rest <= bits <= 1.03 * positions + rest + 128
+
+
+def test_clustered_entries_do_not_cost_more() -> None:
+    g = torch.zeros(100_000)
+    g[:2000] = torch.randn(2000, generator=torch.Generator().manual_seed(0))
+    _, _, drawn, _ = GSpar(ratio=0.01).sample(g, 0)
+    code = encoded(GSpar(ratio=0.01), g, 0)
+    assert 8 * code.numel() < entropy_bits(len(g), len(drawn)) + len(drawn) + 32 * 1000
 
 
 def test_ratio_one_is_exact() -> None:
@@ -112,22 +133,92 @@ def test_ratio_one_is_exact() -> None:
     assert torch.equal(sent(GSpar(ratio=1), g, 0), g)
 
 
-def test_payloads_are_checked() -> None:
+@pytest.mark.parametrize("reference", [False, True])
+def test_payloads_are_checked(reference: bool) -> None:
     g, method = heavy(500), GSpar(ratio=0.1)
-    parts = encoded(method, g, 0)
-    wrong = [
-        [parts[0], parts[1][:0], *parts[2:]],
-        [parts[0], torch.cat([parts[1], parts[1]]), *parts[2:]],
-        [*parts[:2], torch.tensor([-1], dtype=torch.int32), *parts[3:]],
-        [*parts[:2], torch.tensor([501], dtype=torch.int32), *parts[3:]],
-        [*parts[:2], torch.tensor([], dtype=torch.int32), *parts[3:]],
-        [*parts[:2], parts[2] + 9, *parts[3:]],
-        [*parts[:3], parts[3][:-1], parts[4]],
-        [*parts[:4], parts[4][:-1]],
-    ]
-    for broken in wrong:
-        with pytest.raises(PayloadError):
-            sampled.decode(broken, 500)
+    code = encoded(method, g, 0)
+    none = torch.zeros(0, dtype=torch.uint8)
+    more = torch.tensor([1], dtype=torch.uint8)
+    many = torch.tensor([0xFF] * 4 + [0x0F], dtype=torch.uint8)  # 2^32 - 1
+    endless = torch.full((30,), 0xFF, dtype=torch.uint8)
+    wrong = [none, code[:1], code[:3], code[:20], code[:-1], torch.cat([code, more]), endless]
+    wrong += [torch.cat([many, code[1:]]), torch.cat([code[:1], many, code[2:]])]
+    wrong += [torch.cat([code[:2], many, code[3:]])]
+    with kernels.use_reference() if reference else nullcontext():
+        for broken in wrong:
+            with pytest.raises(PayloadError):
+                sampled.decode(broken, 500)
+
+
+@given(st.binary(max_size=120), st.integers(0, 300), st.booleans())
+def test_noise_is_refused_or_in_range(noise: bytes, n: int, reference: bool) -> None:
+    code = torch.tensor(list(noise), dtype=torch.uint8)
+    with kernels.use_reference() if reference else nullcontext():
+        try:
+            found = sampled.decode(code, n)
+        except PayloadError:
+            return
+    for indices, values in found:
+        assert len(indices) == len(values)
+        assert not len(indices) or (int(indices[0]) >= 0 and int(indices[-1]) < n)
+        assert bool((indices.diff() > 0).all())
+
+
+# -- the split reduction ---------------------------------------------------------------------------------
+
+
+def averages(method: str, size: int, gradients: list[torch.Tensor], trials: int) -> torch.Tensor:
+    cohort = Cohort(method, size, {"w": (gradients[0].numel(),)})
+    return torch.stack(
+        [cohort.average([{"w": g} for g in gradients])[0]["w"].double() for _ in range(trials)]
+    )
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_split_reduction_is_unbiased_with_the_variance_of_both_samplings(size: int) -> None:
+    """V + epsilon (|mean g|^2 + V): each range meets the budget, and the second sampling sees the first."""
+    n, trials, epsilon = 400, 500, 1.0
+    gradients = [heavy(n, seed) for seed in range(size)]
+    mean = (sum(g.double() for g in gradients) / size).float()
+    method = GSpar(budget=epsilon)
+    found = averages("gspar(budget=1.0, reduce='split')", size, gradients, trials)
+    first = sum(g.double().square() * (1 / probabilities(method, g) - 1) for g in gradients) / size**2
+    expected = float(first.sum() + epsilon * (mean.double().square().sum() + first.sum()))
+    variance = float(found.var(0).sum())
+    assert variance == pytest.approx(expected, rel=0.1)
+    z = (found.mean(0) - mean).sum() / math.sqrt(float(found.sum(1).var()) / trials)
+    assert abs(float(z)) < 5
+    deviation = (found.var(0) / trials).sqrt()
+    assert ((found.mean(0) - mean).abs() <= 6 * deviation + 0.05).all()
+
+
+def test_a_split_reduction_sends_about_two_payloads() -> None:
+    sent_bytes = {}
+    for size in (8, 32):
+        cohort = Cohort("gspar(ratio=0.1, reduce='split')", size, {"w": (60_000,)})
+        cohort.average(cohort.inputs(0))
+        sent_bytes[size] = [meter.sent_bytes for meter in cohort.driver.meters]
+    one = encoded(GSpar(ratio=0.1), heavy(60_000), 0).numel()
+    assert max(sent_bytes[8]) < 2 * one
+    # 24 more pieces each way, with a header, a table, a length and padding.
+    assert max(sent_bytes[32]) < 1.2 * max(sent_bytes[8]) + 24 * 2 * 40
+
+
+def test_auto_splits_from_five_ranks_on() -> None:
+    for method in (GSpar(), GSpar(budget=1.0)):
+        assert [method.splits(1_000_000, size) for size in (1, 2, 4, 5, 64, 1024)] == [False] * 3 + [True] * 3
+        assert not method.splits(1000, 64)
+    assert not GSpar(reduce="split").splits(1_000_000, 1)
+    assert not GSpar(reduce="gather").splits(1_000_000, 1024)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_split_reduction_tells_every_rank_of_a_bad_entry(bad: float) -> None:
+    cohort = Cohort("gspar(ratio=0.05, reduce='split')", 3, {"w": (300,)})
+    inputs = cohort.inputs(0)
+    inputs[1]["w"][250] = bad
+    for out in cohort.average(inputs):
+        assert not bool(out["w"].isfinite().all())
 
 
 def test_the_model_scope_spends_where_the_gradient_is() -> None:
@@ -139,7 +230,9 @@ def test_the_model_scope_spends_where_the_gradient_is() -> None:
     assert int((out["small"] != 0).sum()) < int((out["large"] != 0).sum()) / 10
 
 
-@pytest.mark.parametrize("options", [{"ratio": 0}, {"rounds": -1}, {"budget": 0.0}, {"scope": "layer"}])
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0}, {"rounds": -1}, {"budget": 0.0}, {"scope": "layer"}, {"reduce": "sum"}]
+)
 def test_wrong_options(options) -> None:
     with pytest.raises(ConfigError):
         GSpar(**options)

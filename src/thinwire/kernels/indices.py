@@ -1,4 +1,4 @@
-"""Codes of ascending indices: a bitmap, or Elias-Fano with `low` plain bits an index."""
+"""Codes of ascending indices: a bitmap, Elias-Fano or Rice, the last two with `low` plain bits an index."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,7 @@ from thinwire.errors import PayloadError
 from thinwire.kernels import check
 from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import indices as reference
+from thinwire.kernels.reference.indices import INDEX_BITS
 
 
 def bitmap(indices: Tensor, n: int) -> Tensor:
@@ -40,8 +41,33 @@ def from_elias_fano(code: Tensor, n: int, k: int, low: int) -> Tensor:
     return found
 
 
-def _check_indices(indices: Tensor, n: int) -> None:
+def rice(marked: Tensor, n: int, low: int, signed: bool = False) -> Tensor:
+    """The gaps between ascending indices below n: the low bits of each, packed; then its high bits in unary.
+
+    With `signed`, the highest bit of an index is a sign, which becomes one more plain bit.
+    """
+    _check_indices(marked, n, signed)
+    return dispatch(reference.rice, marked, n, low, int(signed))
+
+
+def from_rice(code: Tensor, n: int, k: int, low: int, signed: bool = False) -> Tensor:
+    """The k indices; PayloadError unless the code holds exactly these, ascending strictly within [0, n)."""
+    if k == code.numel() == 0:  # a split reduction has thousands of empty lists
+        return torch.empty(0, dtype=torch.int32, device=code.device)
+    plain = (k * (low + signed) + 7) // 8
+    # Every index has a one in the unary part, whose last byte has the last of them.
+    if code.dtype == torch.uint8 and code.dim() == 1 and plain + (k + 7) // 8 <= code.numel():
+        found = dispatch(reference.from_rice, code.contiguous(), n, k, low, int(signed), plain)
+        if found is not None:
+            return found
+    raise PayloadError(f"a Rice code of {code.numel()} bytes does not hold {k} ascending indices below {n}")
+
+
+def _check_indices(indices: Tensor, n: int, signed: bool = False) -> None:
     if indices.dtype != torch.int32 or indices.dim() != 1:
         raise ValueError(f"indices must be flat int32, got {indices.dtype}")
-    if indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= n):
-        raise ValueError(f"indices reach from {int(indices[0])} to {int(indices[-1])}, outside [0, {n})")
+    if not indices.numel():
+        return
+    first, last = (int(index) & INDEX_BITS if signed else int(index) for index in (indices[0], indices[-1]))
+    if first < 0 or last >= n:
+        raise ValueError(f"indices reach from {first} to {last}, outside [0, {n})")

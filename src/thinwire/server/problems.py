@@ -17,7 +17,7 @@ Vector = NDArray[Any]
 Rows = NDArray[np.int64]
 LossClosure = Callable[[nn.Module, Any], torch.Tensor]
 
-LOSSES = {"logistic": 0, "squares": 1}
+LOSSES = {"logistic": 0, "squares": 1, "hinge": 2}
 
 
 @runtime_checkable
@@ -59,8 +59,9 @@ class Problem(Protocol):
 class LinearProblem:
     """A linear model on the rows of a scipy CSR matrix, in float64.
 
-    f(x) = 1/n sum_i loss(a_i'x, y_i). "logistic": log(1 + exp(-y a'x)) with labels -1 and +1; "squares":
-    (a'x - y)^2 / 2. A regulariser is the options' proximal term, which keeps gradients sparse.
+    f(x) = 1/n sum_i loss(a_i'x, y_i). "logistic": log(1 + exp(-y a'x)) with labels -1 and +1; "hinge":
+    max(0, 1 - y a'x) with the same labels; "squares": (a'x - y)^2 / 2. A regulariser is the options' proximal
+    term, which keeps gradients sparse.
     """
 
     kernels = ("grid", "linear", "indices", "gspar")
@@ -91,8 +92,8 @@ class LinearProblem:
             raise ConfigError(f"the CSR matrix is damaged: a column is outside 0 to {self._size - 1}")
         if not (bool(np.isfinite(self._values).all()) and bool(np.isfinite(self._labels).all())):
             raise ConfigError("the matrix or the labels have entries that are not finite")
-        if loss == "logistic" and not bool((np.abs(self._labels) == 1).all()):
-            raise ConfigError("logistic loss needs labels of -1 and +1")
+        if loss != "squares" and not bool((np.abs(self._labels) == 1).all()):
+            raise ConfigError(f"{loss} loss needs labels of -1 and +1")
         self._out = np.zeros(self._size)
         self.solution: Vector | None = None
 
@@ -109,9 +110,16 @@ class LinearProblem:
     @property
     def smoothness(self) -> float:
         """L: the largest curvature of a row's loss, which step sizes are measured by."""
+        if self._kind == LOSSES["hinge"]:
+            raise ConfigError("the hinge loss has no smoothness: its slope jumps")
         squares = np.add.reduceat(np.append(self._values**2, 0.0), self._starts[:-1])
         squares[np.diff(self._starts) == 0] = 0.0
         return float(squares.max()) * (0.25 if self._kind == LOSSES["logistic"] else 1.0)
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], Vector, Vector, int]:
+        """Of the CSR matrix: starts of rows, columns, values; then the labels and the number of the loss."""
+        return self._starts, self._columns, self._values, self._labels, self._kind
 
     def start(self) -> Vector:
         """Zeros."""
@@ -121,17 +129,15 @@ class LinearProblem:
         """The mean over these rows of the gradient at x minus that at the snapshot."""
         from thinwire.kernels.cpu import linear
 
-        data = (self._starts, self._columns, self._values, self._labels, self._kind)
-        linear.gradient_difference(*data, rows, x, snapshot, self._out)
+        linear.gradient_difference(*self.arrays, rows, x, snapshot, self._out)
         return self._out
 
     def total(self, x: Vector, begin: int, end: int) -> tuple[float, Vector]:
         """The sums of losses and of gradients over a range of rows."""
         from thinwire.kernels.cpu import linear
 
-        data = (self._starts, self._columns, self._values, self._labels, self._kind)
         out = np.zeros(self._size)
-        return linear.gradient_sum(*data, begin, end, x, out), out
+        return linear.gradient_sum(*self.arrays, begin, end, x, out), out
 
     def finish(self, x: Vector) -> None:
         """Keep the parameters in `solution`."""

@@ -23,6 +23,7 @@ FAMILIES = (
     "indices",
     "grid",
     "linear",
+    "hogwild",
 )
 
 

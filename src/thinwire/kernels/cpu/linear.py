@@ -9,13 +9,16 @@ from thinwire.kernels.cpu._simd import add_scaled16
 
 LOGISTIC = 0
 SQUARES = 1
+HINGE = 2
 
 
 @kernel
-def _slope(kind: int, margin: float, label: float) -> float:
+def slope(kind: int, margin: float, label: float) -> float:
     """The derivative of a row's loss by its margin a'x."""
     if kind == SQUARES:
         return margin - label
+    if kind == HINGE:
+        return -label if label * margin < 1.0 else 0.0
     return -label / (1.0 + math.exp(label * margin)) if label * margin < 700.0 else 0.0
 
 
@@ -23,6 +26,8 @@ def _slope(kind: int, margin: float, label: float) -> float:
 def _loss(kind: int, margin: float, label: float) -> float:
     if kind == SQUARES:
         return 0.5 * (margin - label) ** 2
+    if kind == HINGE:
+        return max(0.0, 1.0 - label * margin)
     agreed = label * margin
     return math.log1p(math.exp(-agreed)) if agreed > 0 else -agreed + math.log1p(math.exp(agreed))
 
@@ -47,7 +52,7 @@ def gradient_difference(
         for e in range(starts[r], starts[r + 1]):
             here += values[e] * x[columns[e]]
             there += values[e] * snapshot[columns[e]]
-        weight = (_slope(kind, here, labels[r]) - _slope(kind, there, labels[r])) / len(rows)
+        weight = (slope(kind, here, labels[r]) - slope(kind, there, labels[r])) / len(rows)
         for e in range(starts[r], starts[r + 1]):
             out[columns[e]] += weight * values[e]
 
@@ -64,7 +69,7 @@ def gradient_sum(
         for e in range(starts[r], starts[r + 1]):
             margin += values[e] * x[columns[e]]
         total += _loss(kind, margin, labels[r])
-        weight = _slope(kind, margin, labels[r])
+        weight = slope(kind, margin, labels[r])
         for e in range(starts[r], starts[r + 1]):
             out[columns[e]] += weight * values[e]
     return total

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+INDEX_BITS = 2**31 - 1
+_SIGN_BIT = -(2**31)
+
 
 def bitmap(indices: Tensor, n: int) -> Tensor:
     return _pack_set_bits(indices.long(), (n + 7) // 8)
@@ -27,6 +30,27 @@ def from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor | None
     if k and (int(high.min()) < 0 or int(high.max()) > 2**31 >> low):
         return None
     return ((high << low) | _unpack_low_bits(code[:plain], k, low)).to(torch.int32)
+
+
+def rice(marked: Tensor, n: int, low: int, signed: int) -> Tensor:
+    index = marked.long() & INDEX_BITS
+    gap = index.diff(prepend=index.new_full((1,), -1)) - 1
+    field = (gap & ((1 << low) - 1)) | ((marked < 0).long() * signed << low)
+    ones = ((gap >> low) + 1).cumsum(0) - 1
+    unary = _pack_set_bits(ones, (int(ones[-1]) + 8) // 8 if index.numel() else 0)
+    return torch.cat([_pack_low_bits(field, low + signed), unary])
+
+
+def from_rice(code: Tensor, n: int, k: int, low: int, signed: int, plain: int) -> Tensor | None:
+    ones = _set_bits(code[plain:])
+    if ones.numel() != k or (int(ones[-1]) // 8 if k else -1) != code.numel() - plain - 1:
+        return None
+    high = ones.diff(prepend=ones.new_full((1,), -1)) - 1
+    field = _unpack_low_bits(code[:plain], k, low + signed)
+    index = (((high << low) | (field & ((1 << low) - 1))) + 1).cumsum(0) - 1
+    if k and int(index[-1]) >= n:
+        return None
+    return (index | ((field >> low) * _SIGN_BIT)).to(torch.int32)
 
 
 def _pack_set_bits(positions: Tensor, length: int) -> Tensor:

@@ -28,6 +28,12 @@ def low_bits(n: int, k: int) -> int:
     return max(0, (n // k).bit_length() - 1) if k else 0
 
 
+def rice_bits(n: int, k: int) -> int:
+    """The plain bits of a Rice code that suit k indices drawn evenly from n."""
+    # 2^bits is about ln 2 / -ln(1 - k/n); exact on whole numbers, so that all ranks agree.
+    return max(0, (481 * (2 * n - k) // (1000 * k)).bit_length() - 1) if k else 0
+
+
 def _ways(n: int, k: int) -> dict[str, int]:
     return {"raw": 4 * k, "bitmap": -(-n // 8), "elias-fano": _elias_fano_bytes(n, k)}
 

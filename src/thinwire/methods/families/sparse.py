@@ -38,6 +38,12 @@ def check_scale(method: str, scale: object, feedback: bool) -> None:
         raise ConfigError(f"{method}: scale is for feedback=False; with feedback nothing is scaled")
 
 
+def split_pays(payload: float, size: int) -> bool:
+    """Whether a split reduction of payloads of so many bytes takes less time than a gather."""
+    split = 2 * payload * (size - 1) / size + (size - 1) * SPLIT_OVERHEAD_BYTES
+    return split + ROUNDS_IN_BYTES < (size - 1) * payload
+
+
 @dataclass
 class SparseMean:
     """The mean of the entries of all ranks, not yet written, and what this rank's entries lost in coding."""
@@ -159,10 +165,7 @@ class Sparse(Exchange):
         """Whether two more rounds cost less than (W-1) payloads. All ranks know the inputs and agree."""
         if self.reduce != "auto" or size == 1:
             return self.reduce == "split" and size > 1
-        payload = self.entry_bytes(n, k)
-        gather = (size - 1) * payload
-        split = 2 * payload * (size - 1) / size + (size - 1) * SPLIT_OVERHEAD_BYTES
-        return split + ROUNDS_IN_BYTES < gather
+        return split_pays(self.entry_bytes(n, k), size)
 
     # -- codes -----------------------------------------------------------------------------------------
 
