@@ -21,7 +21,7 @@ from thinwire.server import checkpoint as checkpoints
 from thinwire.server.connections import ServerConnections, connect_to_servers
 from thinwire.server.options import Agreement, AsyLPG
 from thinwire.server.problems import Problem, as_problem
-from thinwire.server.record import EpochRecord, ProgressLine, RunResult
+from thinwire.server.record import EpochRecord, ProgressLine, RunResult, trace
 from thinwire.server.server import Server
 from thinwire.server.worker import Worker
 
@@ -42,6 +42,7 @@ def serve(
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    trace_every: int | None = None,
     progress: bool | None = None,
     on_epoch: Callable[[EpochRecord], None] | None = None,
 ) -> RunResult:
@@ -60,12 +61,18 @@ def serve(
             a worker's part of the rows must take less.
         checkpoint: file for the state, written at every epoch, and every `checkpoint_every` updates.
         resume: continue from that file.
+        trace_every: the result has a trace, with the bits and the objective every so many updates. The server
+            keeps a copy of the parameters for each point, and computes the objectives when the run is over.
         progress: a line on the terminal; by default on shard 0, if there is a terminal.
         on_epoch: called with the record of every snapshot.
     """
     checks.positive("asylpg", "timeout", timeout)
     if checkpoint_every is not None:
         checks.whole("asylpg", "checkpoint_every", checkpoint_every, 1)
+    if trace_every is not None:
+        checks.whole("asylpg", "trace_every", trace_every, 1)
+        if shards > 1:
+            raise ConfigError("asylpg: trace_every needs shards=1: the objective is one of all parameters")
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ConfigError("asylpg: resume and checkpoint_every need checkpoint=FILE")
     if checkpoint is not None:
@@ -85,6 +92,7 @@ def serve(
         on_epoch=on_epoch,
         on_save=None if file is None else (lambda server: checkpoints.save(server, file)),
         save_every=checkpoint_every,
+        trace_every=trace_every,
     )
     if resume and file is not None:
         checkpoints.load(server, file)
@@ -92,10 +100,13 @@ def serve(
     shown = (shard == 0 and sys.stderr.isatty()) if progress is None else progress
     line = ProgressLine(server) if shown else None
     try:
-        return ServerConnections(server, _store(store), name, timeout).run(line.tick if line else None)
+        result = ServerConnections(server, _store(store), name, timeout).run(line.tick if line else None)
     finally:
         if line is not None:
             line.close()
+    if trace_every is not None:
+        result.trace = trace(server.points, result.history, lambda x: _objective(problem, options, x))
+    return result
 
 
 def work(
@@ -148,6 +159,7 @@ def asylpg(
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    trace_every: int | None = None,
     progress: bool | None = None,
     on_epoch: Callable[[EpochRecord], None] | None = None,
     **options: Any,
@@ -198,6 +210,7 @@ def asylpg(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,
+        trace_every=trace_every,
         progress=progress,
         on_epoch=on_epoch,
         **cast(Any, common),
@@ -206,6 +219,10 @@ def asylpg(
         result.parameters = _join_shards(_store(store), name, result.parameters, rank, shards, timeout)
     problem.finish(result.parameters)
     return result
+
+
+def _objective(problem: Problem, options: AsyLPG, x: Any) -> float:
+    return problem.total(x, 0, problem.rows)[0] / problem.rows + options.penalty(x)
 
 
 def _join_shards(store: Any, name: str, part: Any, shard: int, shards: int, timeout: float) -> Any:

@@ -33,7 +33,7 @@ from thinwire.server import quantiser
 from thinwire.server.messages import Kind, Message, open_partial, with_text
 from thinwire.server.options import Agreement
 from thinwire.server.quantiser import Coded
-from thinwire.server.record import EpochRecord, RunResult
+from thinwire.server.record import EpochRecord, Point, RunResult
 
 Vector = NDArray[Any]
 LARGEST_COUNT = 2**32 - 1
@@ -96,6 +96,7 @@ class Server:
         meter: where the transport counts bytes, for the record.
         on_update: called after every update with the version and the parameters (for tests).
         on_save: called whenever the state is worth keeping: at every epoch, and every `save_every` updates.
+        trace_every: add a point to `points` every so many updates.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Server:
         on_epoch: Callable[[EpochRecord], None] | None = None,
         on_save: Callable[[Server], None] | None = None,
         save_every: int | None = None,
+        trace_every: int | None = None,
     ) -> None:
         if not 1 <= min_workers <= workers:
             raise ConfigError(
@@ -130,7 +132,8 @@ class Server:
         self.lost: list[str] = []
         self.dropped = self.discarded = 0
         self._on_update, self._on_epoch, self._on_save = on_update, on_epoch, on_save
-        self._save_every = save_every
+        self._save_every, self._trace_every = save_every, trace_every
+        self.points: list[Point] = []
         self._turn = 0
         self._bits_then = (0, 0, 0)
         self._wire_before = 0
@@ -327,8 +330,7 @@ class Server:
         state.full = (full / rows).astype(state.x.dtype)
         state.summed = True
         self._chunks.clear()
-        seconds = time.monotonic() - self._started
-        record = EpochRecord(state.epoch, loss / rows, state.version, *self._bits_then, seconds)
+        record = self._record(loss / rows, self._bits_then)
         state.history.append(record)
         if not math.isfinite(record.objective):
             raise ThinwireError(f"the objective is {record.objective} at epoch {state.epoch}: lower lr")
@@ -344,16 +346,28 @@ class Server:
             return
         if not all(peer.finished for peer in self.peers.values()):
             return
-        accelerated = self.options.variant == "accelerated" and state.applied
-        x = (state.total / state.applied).astype(state.x.dtype) if accelerated else state.x
-        total = self.meter.total
-        wire = self._wire_before + total.sent_bytes + total.received_bytes
-        self._bits_then = (state.bits_down, state.bits_up, wire)
+        x, self._bits_then = self._output(), self._bits()
         state.epoch += 1
         self._begin_epoch(x)
         self._chunks.clear()
         for peer in self.peers.values():
             self._send_snapshot(peer)
+
+    def _output(self) -> Vector:
+        """What x~ becomes if the epoch ends now."""
+        state = self.state
+        if self.options.variant == "accelerated" and state.applied:
+            return (state.total / state.applied).astype(state.x.dtype)
+        return state.x
+
+    def _bits(self) -> tuple[int, int, int]:
+        total = self.meter.total
+        wire = self._wire_before + total.sent_bytes + total.received_bytes
+        return self.state.bits_down, self.state.bits_up, wire
+
+    def _record(self, objective: float, bits: tuple[int, int, int]) -> EpochRecord:
+        seconds = time.monotonic() - self._started
+        return EpochRecord(self.state.epoch, objective, self.state.version, *bits, seconds)
 
     def _finish(self) -> None:
         self._over = True
@@ -414,6 +428,8 @@ class Server:
         state.applied += 1
         if self._on_update is not None:
             self._on_update(state.version, state.x)
+        if self._trace_every is not None and state.version % self._trace_every == 0:
+            self.points.append((self._record(math.nan, self._bits()), self._output().copy()))
         if self._save_every is not None and state.version % self._save_every == 0:
             self._save()
 
