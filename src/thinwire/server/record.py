@@ -48,6 +48,7 @@ class RunResult:
     """How a run ended, on a server or a worker (which knows neither history nor staleness).
 
     `history` has the snapshots, `trace` (with `trace_every`) also points within the epochs.
+    `rejected` counts, by worker, the updates that were not applied because of their norm.
     """
 
     parameters: Vector
@@ -59,6 +60,7 @@ class RunResult:
     lost: list[str] = field(default_factory=list[str])
     meter: Meter = field(default_factory=Meter)
     trace: list[EpochRecord] = field(default_factory=list[EpochRecord])
+    rejected: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def objective(self) -> float:
@@ -112,4 +114,5 @@ def status(server: Server, begin: float, before: int = 0) -> str:
         f"epoch {state.epoch}/{epochs} ({done:.0%} in {seconds:.0f} s), "
         f"objective {objective}, {rate:,.0f} updates/s, staleness {mean:.1f} (at most {highest}), "
         f"{(state.bits_down + state.bits_up) / 8e6:,.2f} MB, {len(server.peers)} workers"
+        + (f", {sum(server.rejected.values())} updates rejected" if server.rejected else "")
     )
