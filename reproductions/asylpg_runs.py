@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,30 +17,38 @@ from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
 from thinwire.tools.workloads.data import find
 
-# The first ones have as many bits as the rule for mu = 0.5 asks for; the last three as few as still converge.
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "full precision": {"bits_up": 32, "bits_down": 32},
-    "AsyLPG, paper mode": {"mode": "paper"},
+FULL, DOUBLE = "full precision", "AsyLPG"
+GRADIENTS, MODEL = "gradients only", "model only"
+# The paper's algorithms with its grid, as many bits down as the rule for mu = 0.5 asks for, and 4 bits up.
+PAPER: dict[str, dict[str, Any]] = {
+    FULL: {"bits_up": 32, "bits_down": 32},
+    DOUBLE: {},
+    "Sparse-AsyLPG": {"variant": "sparse"},
+    "accelerated AsyLPG": {"variant": "accelerated"},
+    GRADIENTS: {"bits_down": 32},
+    MODEL: {"bits_up": 32},
+}
+# Not in the paper: bit centring with as few bits as still converge, and a floor of theta.
+OURS: dict[str, dict[str, Any]] = {
     "AsyLPG, centered": {"mode": "centered"},
-    "Sparse-AsyLPG, centered": {"mode": "centered", "variant": "sparse"},
-    "accelerated AsyLPG, centered": {"mode": "centered", "variant": "accelerated", "theta_floor": 0.9},
     "AsyLPG, centered, 3 bits": {"mode": "centered", "bits_down": 3, "bits_up": 3},
     "Sparse-AsyLPG, centered, 2 bits": {"mode": "centered", "variant": "sparse", "bits_down": 2},
-    "accelerated AsyLPG, centered, 3 bits": {
-        "mode": "centered",
-        "variant": "accelerated",
-        "theta_floor": 0.9,
-        "bits_down": 3,
-        "bits_up": 3,
-    },
+    "accelerated AsyLPG, theta at least 0.5": {"variant": "accelerated", "theta_floor": 0.5},
 }
-FULL = "full precision"
+ALGORITHMS = PAPER | OURS
 WORKERS = 4
 STRENGTH = 1e-3
 # Rows have length 1, so a logistic loss has smoothness L = 1/4. Sparse updates vary more: half the step.
-LINEAR: dict[str, Any] = {"epoch_length": 1000, "batch": 16, "prox": "l2", "strength": STRENGTH, "lr": 4.0}
+LINEAR: dict[str, Any] = {
+    "epoch_length": 1000,
+    "batch": 16,
+    "prox": "l2",
+    "strength": STRENGTH,
+    "lr": 4.0,
+    "trace_every": 25,
+}
 LINEAR_SPARSE: dict[str, Any] = {"lr": 2.0}
-NETWORK: dict[str, Any] = {"epoch_length": 200, "batch": 32, "lr": 0.1, "prox": "none"}
+NETWORK: dict[str, Any] = {"epoch_length": 200, "batch": 32, "lr": 0.1, "prox": "none", "trace_every": 40}
 NETWORK_SPARSE: dict[str, Any] = {"lr": 0.05}
 HIDDEN = (128, 64)
 
@@ -58,8 +67,9 @@ class Study:
 
 
 class History(msgspec.Struct):
-    """One algorithm's run, by epoch: bits of all workers, bytes on the wire with headers and control."""
+    """One algorithm's run along its trace: bits of all workers, bytes with headers and control."""
 
+    updates: Sequence[int]
     objective: Sequence[float]
     bits_down: Sequence[int]
     bits_up: Sequence[int]
@@ -67,27 +77,45 @@ class History(msgspec.Struct):
     staleness: Sequence[int] = ()
     accuracy: float = 0.0
 
-    def epochs_to(self, level: float) -> int | None:
-        """The first epoch with such an objective."""
-        return next((epoch for epoch, value in enumerate(self.objective) if value <= level), None)
+    @property
+    def bits(self) -> list[int]:
+        """Both ways."""
+        return [down + up for down, up in zip(self.bits_down, self.bits_up, strict=True)]
 
-    def bits_to(self, level: float) -> int | None:
-        """Sent both ways by all when the first snapshot with such an objective was there."""
-        epoch = self.epochs_to(level)
-        return None if epoch is None else self.bits_down[epoch] + self.bits_up[epoch]
+    def bits_to(self, gap: float, least: float) -> float | None:
+        """Sent both ways by all until the objective was first within `gap` of the least."""
+        return self._until(gap, least, self.bits)
 
-    def bytes_to(self, level: float) -> int | None:
+    def bytes_to(self, gap: float, least: float) -> float | None:
         """The same on the wire."""
-        epoch = self.epochs_to(level)
-        return None if epoch is None else self.wire_bytes[epoch]
+        return self._until(gap, least, self.wire_bytes)
+
+    def updates_to(self, gap: float, least: float) -> float | None:
+        """How many updates that took."""
+        return self._until(gap, least, self.updates)
+
+    def _until(self, gap: float, least: float, amounts: Sequence[int]) -> float | None:
+        """Between two points of the trace the logarithm of the gap is taken to be linear."""
+        gaps = [value - least for value in self.objective]
+        found = next((number for number, value in enumerate(gaps) if value <= gap), None)
+        if found is None:
+            return None
+        if found == 0 or gaps[found] <= 0.0:
+            return float(amounts[found])
+        before, after = gaps[found - 1], gaps[found]
+        part = math.log(before / gap) / math.log(before / after)
+        return amounts[found - 1] + part * (amounts[found] - amounts[found - 1])
 
     def bits_per_entry(self, size: int, updates: int) -> list[tuple[float, float]]:
         """Down and up, of one update, by epoch; what an epoch begins with is spread over its updates."""
-        down, up = (
-            [(after - before) / size / updates for before, after in itertools.pairwise(bits)]
-            for bits in (self.bits_down, self.bits_up)
-        )
-        return list(zip(down, up, strict=True))
+        ends = [number for number, done in enumerate(self.updates) if done % updates == 0]
+        return [
+            (
+                (self.bits_down[after] - self.bits_down[before]) / size / updates,
+                (self.bits_up[after] - self.bits_up[before]) / size / updates,
+            )
+            for before, after in itertools.pairwise(ends)
+        ]
 
 
 class Runs(msgspec.Struct):
@@ -225,11 +253,12 @@ def _histories(
 
 
 def _history(result: Any) -> History:
-    epochs = result.history
+    points = result.trace
     return History(
-        [epoch.objective for epoch in epochs],
-        [epoch.bits_down for epoch in epochs],
-        [epoch.bits_up for epoch in epochs],
-        [epoch.wire_bytes for epoch in epochs],
+        [point.updates for point in points],
+        [point.objective for point in points],
+        [point.bits_down for point in points],
+        [point.bits_up for point in points],
+        [point.wire_bytes for point in points],
         result.staleness.tolist(),
     )

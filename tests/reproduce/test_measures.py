@@ -21,8 +21,8 @@ from reproductions import (
     sparse,
 )
 from reproductions.a2sgd import PUBLISHED, Silent, Watched
-from reproductions.asylpg import published, savings
-from reproductions.asylpg_runs import ALGORITHMS, FULL, History, Runs
+from reproductions.asylpg import GAPS, savings
+from reproductions.asylpg_runs import DOUBLE, FULL, History, Runs
 from reproductions.base import Claim, Outcome, exponent
 from reproductions.cohort import Cohort, LocalCohort, Recipe, Training, train
 from reproductions.page import markdown
@@ -114,14 +114,6 @@ def test_a_dense_run_is_that_of_torchs_own_optimizer(name: str) -> None:
     for mine, theirs in zip(cohort.models[0].parameters(), model.parameters(), strict=True):
         # AdamW divides by the root of tiny second moments, which shows the order of a sum.
         torch.testing.assert_close(mine, theirs, rtol=0, atol=5e-4 if name == "AdamW" else 1e-6)
-
-
-def test_bits_of_a_run() -> None:
-    run = History([1.0, 0.5, 0.1], [0, 800, 2000], [0, 400, 800])
-    assert run.bits_per_entry(10, 20) == [(4.0, 2.0), (6.0, 2.0)]
-    assert run.bits_to(0.5) == 1200
-    assert run.bits_to(0.01) is None
-    assert all(published(label)[0] > 1 for label in ALGORITHMS if label != FULL)
 
 
 def test_random_blocks_cost_less_time_than_top_k() -> None:
@@ -259,10 +251,11 @@ def test_runs_with_the_same_product_are_averaged() -> None:
 
 
 def test_savings_are_those_of_full_precision_over_an_algorithm() -> None:
-    full, own = (History([2.0, 1.0], [0, 90 * n], [0, 10 * n], [0, 50 * n * n]) for n in (6, 2))
-    runs = Runs("x", 10, 5, {FULL: full, "AsyLPG, centered": own})
-    assert savings(runs, "AsyLPG, centered", 1.0) == (3.0, 9.0)
-    assert savings(runs, "AsyLPG, centered", 0.5) == (None, None)
+    full, own = (History([0, 100], [1.0, 1e-4], [0, 90 * n], [0, 10 * n]) for n in (6, 2))
+    runs = Runs("x", 10, 5, {FULL: full, DOUBLE: own})
+    reached = [gap >= 1e-4 for gap in GAPS]
+    assert savings(runs, DOUBLE) == [pytest.approx(3.0) if each else None for each in reached]
+    assert 1 < sum(reached) < len(GAPS)
 
 
 def test_pictures_are_svg_with_a_legend_and_few_points() -> None:

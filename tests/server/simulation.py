@@ -10,7 +10,7 @@ from thinwire.errors import PeerError, ThinwireError
 from thinwire.net.meter import Meter
 from thinwire.net.transport import LocalConnection, LocalNetwork
 from thinwire.server import RunResult
-from thinwire.server.messages import Kind, Message, MessageConnection
+from thinwire.server.messages import Kind, Message, MessageConnection, with_text
 from thinwire.server.server import Server
 from thinwire.server.worker import Worker
 
@@ -115,8 +115,8 @@ class _ToWorkers:
     def send(self, connection: int, message: Message) -> None:
         self.ends[connection].send(message)
 
-    def drop(self, connection: int) -> None:
-        pass
+    def drop(self, connection: int, reason: str) -> None:
+        self.ends[connection].send(with_text(Kind.FAULT, f"the server has given this worker up: {reason}"))
 
     def close(self) -> None:
         pass

@@ -115,6 +115,19 @@ def come_back(worker: Worker):
     return crashed[0], work(problem(), options, **join).updates
 
 
+def alone(worker: Worker):
+    """The only worker crashes, and joins again after its connection was seen to break."""
+    options = AsyLPG(**LINEAR)
+    if worker.rank == 0:
+        return told(serve(problem(), options, workers=1, name="alone"))
+    if worker.rank > 1:
+        return None
+    join = {"index": 0, "workers": 1, "name": "alone"}
+    crashed = caught(lambda: work(Spoiled(40, crash), options, **join), Crash)
+    time.sleep(0.5)
+    return crashed[0], work(problem(), options, **join).updates
+
+
 def resume(worker: Worker, file: str):
     """The server ends in its fourth epoch; all begin anew and it goes on from its checkpoint."""
     options = AsyLPG(**LINEAR)
@@ -182,6 +195,7 @@ def scenarios(worker: Worker, file: str):
         "module": train_a_module(worker),
         "sleep": sleep_at_random(worker),
         "back": come_back(worker),
+        "alone": alone(worker),
         "resume": resume(worker, file),
         "disagree": disagree(worker),
         "few": too_few(worker),
@@ -219,6 +233,15 @@ def test_a_crashed_worker_is_noticed_and_comes_back(outcomes):
     assert server["objective"] - optimum() < 1e-8
     assert workers[2][0] == "Crash"
     assert min(workers[0], workers[1], workers[2][1]) > 0
+
+
+def test_the_last_worker_may_come_back(outcomes):
+    server, (crashed, updates) = outcomes[0]["alone"], outcomes[1]["alone"]
+    assert crashed == "Crash"
+    assert len(server["lost"]) == 1
+    assert server["updates"] == LINEAR["epochs"] * EASY["epoch_length"]
+    assert server["updates"] - 40 <= updates < server["updates"]
+    assert server["objective"] - optimum() < 1e-8
 
 
 def test_the_server_goes_on_from_its_checkpoint(outcomes):

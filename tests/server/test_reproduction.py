@@ -1,20 +1,28 @@
 """`python -m reproductions asylpg`: its arithmetic. Its smoke run is in tests/reproduce/test_smoke.py."""
 
 import numpy as np
+import pytest
 from scipy.optimize import minimize
 
 from reproductions import asylpg, asylpg_runs
 
 
-def test_bits_are_those_of_the_first_snapshot_that_is_good_enough():
-    run = asylpg_runs.History([3.0, 2.0, 1.0], [0, 10, 20], [0, 1, 2], [0, 5, 9])
-    assert run.epochs_to(2.5) == 1
-    assert run.bits_to(2.5) == 11
-    assert run.bytes_to(1.0) == 9
-    assert run.bits_to(0.5) is None
-    assert run.bytes_to(0.5) is None
-    assert asylpg.ratio(22, run.bits_to(2.5)) == 2.0
+def test_bits_are_interpolated_along_the_trace():
+    run = asylpg_runs.History([0, 50, 100], [1.0, 1e-2, 1e-4], [0, 10, 30], [0, 10, 30], [0, 100, 300])
+    assert run.bits_to(1e-2, 0.0) == pytest.approx(20)
+    assert run.bits_to(1e-3, 0.0) == pytest.approx(40), "halfway on the scale of logarithms"
+    assert run.bytes_to(1e-1, 0.0) == pytest.approx(50)
+    assert run.updates_to(1e-4, 0.0) == pytest.approx(100)
+    assert run.bits_to(2.0, 0.0) == 0
+    assert run.bits_to(1e-5, 0.0) is None
+    assert run.bits_to(1e-4, 1e-4) == 60, "the least objective itself"
+    assert asylpg.ratio(80, run.bits_to(1e-3, 0.0)) == pytest.approx(2)
     assert asylpg.ratio(22, None) is None
+
+
+def test_bits_per_entry_are_those_of_whole_epochs():
+    run = asylpg_runs.History([0, 5, 10, 15, 20], [1.0] * 5, [0, 70, 100, 200, 300], [0, 10, 50, 60, 90])
+    assert run.bits_per_entry(2, 10) == [(5.0, 2.5), (10.0, 2.0)]
 
 
 def test_the_least_objective_is_no_larger_than_what_another_solver_finds():

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.server.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, run, uneven
+from tests.server.common import EASY, ROWS, SIZE, STRENGTH, cast, matrix, optimum, problem, run, uneven
 from tests.server.simulation import Simulation
 from thinwire.errors import ConfigError, PeerError, StateError
-from thinwire.server import AsyLPG, checkpoint, record
+from thinwire.server import AsyLPG, checkpoint, record, work
+from thinwire.server.bound import FEWEST, RECENT, NormBound
 from thinwire.server.messages import HEADER_BYTES, Kind, Message, partial, with_text
 from thinwire.server.quantiser import Coded, payload_bytes
+from thinwire.server.worker import Worker
 
 FULL = {"bits_up": 32, "bits_down": 32}
 ACCELERATED = {"variant": "accelerated", "theta_floor": 0.5, "mode": "centered"}
@@ -29,7 +31,9 @@ ACCELERATED = {"variant": "accelerated", "theta_floor": 0.5, "mode": "centered"}
         {"mode": "centered"},
         {"mode": "centered", "bits_down": 3},
         {"variant": "sparse", "mode": "centered", "keep": 0.8},
+        {"variant": "sparse", "mode": "paper", "keep": 0.8},
         ACCELERATED,
+        ACCELERATED | {"mode": "paper"},
         {"shards": 3, "mode": "centered"},
         {"shards": 2, "mode": "paper", "max_staleness": 1},
     ],
@@ -205,6 +209,114 @@ def test_a_worker_with_other_options_is_told_what_differs():
     assert "the server 4" in str(simulation.errors[2])
 
 
+def test_the_last_worker_may_restart_before_its_old_connection_breaks():
+    servers, workers = cast(1, mode="centered", epochs=4)
+    _, (again,) = cast(1, mode="centered", epochs=4)
+    simulation = Simulation(servers, [*workers, again], seconds=uneven(), joins={1: 900.0})
+    result = simulation.run()[0]
+    assert result.lost == ["worker 0: was replaced by a worker that joined with its index"]
+    assert result.updates == 4 * EASY["epoch_length"]
+    assert min(workers[0].updates, again.updates) > 0
+    assert "another worker has joined with its index 0" in str(simulation.errors[0])
+    assert sorted(simulation.final) == [1]
+
+
+def test_of_two_workers_with_one_index_the_later_stays():
+    servers, workers = cast(2, mode="centered", epochs=4, server={"min_workers": 2})
+    _, (twin, _) = cast(2, mode="centered", epochs=4)
+    simulation = Simulation(servers, [*workers, twin], seconds=uneven(), joins={2: 500.0})
+    result = simulation.run()[0]
+    assert sorted(simulation.final) == [1, 2]
+    assert result.objective - optimum() < 1e-3
+    assert result.updates == 4 * EASY["epoch_length"]
+
+
+def test_an_index_beyond_the_workers_is_refused():
+    servers, workers = cast(2, mode="centered", epochs=1)
+    _, strangers = cast(2, mode="centered", epochs=1)
+    strangers[0].index = 7
+    simulation = Simulation(servers, [*workers, strangers[0]], joins={2: 100.0})
+    result = simulation.run()[0]
+    assert "its index is 7, and the 2 workers have indices from 0 to 1" in str(simulation.errors[2])
+    assert strangers[0].updates == 0
+    assert result.lost == []
+    with pytest.raises(ConfigError, match="index must be from 0 to 1 with 2 workers, not 7"):
+        work(problem(), AsyLPG(), index=7, workers=2, store=object())
+
+
+def test_too_few_workers_may_come_back_in_time(monkeypatch):
+    (server,), _ = cast(1)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    server.start(Transport(), rejoin_within=30.0)
+    hello = with_text(Kind.HELLO, server.agreement.to_json(), version=0)
+    server.receive(0, hello)
+    server.lose(0, "gone")
+    now[0] += 29
+    server.tick()
+    server.receive(1, hello)
+    now[0] += 60
+    server.tick()
+    server.lose(1, "gone")
+    now[0] += 31
+    with pytest.raises(PeerError, match="0 workers left"):
+        server.tick()
+
+
+class Poison:
+    """The easy problem, but after 20 differences every other one is reversed and a million times as long."""
+
+    def __init__(self) -> None:
+        self._honest, self._count = problem(), 0
+
+    def __getattr__(self, name):
+        return getattr(self._honest, name)
+
+    def difference(self, x, snapshot, rows):
+        self._count += 1
+        found = self._honest.difference(x, snapshot, rows)
+        return -1e6 * found if self._count > 20 and self._count % 2 else found
+
+
+@pytest.mark.parametrize("options", [{"mode": "centered"}, {"mode": "paper", "variant": "sparse"}], ids=str)
+def test_poisoned_updates_are_rejected_and_counted(options):
+    def outcome(**server):
+        servers, workers = cast(4, server=server, epochs=6, **options)
+        bad = Worker(Poison(), servers[0].agreement, 3)
+        return Simulation(servers, [*workers[:3], bad]).run()[0]
+
+    result = outcome(reject_above=100.0)
+    assert result.objective - optimum() < 1e-6
+    assert set(result.rejected) == {3}
+    assert result.rejected[3] > 100
+    assert result.updates == 6 * EASY["epoch_length"]
+    assert outcome().objective > 10, "without the bound the model is poisoned"
+
+
+@pytest.mark.parametrize("options", [{}, {"variant": "sparse", "keep": 0.3}, {"bits_up": 2}], ids=str)
+def test_honest_updates_are_not_rejected(options):
+    servers, workers = cast(4, server={"reject_above": 100.0}, epochs=4, batch=1, lr=0.3, **options)
+    assert Simulation(servers, workers, seconds=uneven()).run()[0].rejected == {}
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=300), st.floats(1.5, 100))
+def test_the_bound_is_that_of_the_median_of_the_last_norms(norms, ratio):
+    bound, seen = NormBound(ratio), []
+    for norm in norms:
+        last = sorted(seen[-RECENT:])
+        expected = norm == 0 or len(last) < FEWEST or norm <= ratio * last[len(last) // 2]
+        assert bound.accepts(norm) == expected
+        seen += [norm] if norm else []
+
+
+def test_a_lasting_change_is_soon_accepted():
+    bound = NormBound(10.0)
+    assert all(bound.accepts(1.0) for _ in range(RECENT))
+    answers = [bound.accepts(50.0) for _ in range(RECENT)]
+    assert not any(answers[: RECENT // 2])
+    assert all(answers[RECENT // 2 + 1 :])
+
+
 class Transport:
     """A server's transport, for a test that plays all workers itself."""
 
@@ -214,7 +326,7 @@ class Transport:
     def send(self, connection, message):
         self.sent.append((connection, message))
 
-    def drop(self, connection):
+    def drop(self, connection, reason):
         self.dropped.append(connection)
 
     def close(self):
@@ -260,6 +372,21 @@ def test_a_checkpoint_goes_on_where_it_was_written(tmp_path):
     assert [record.epoch for record in result.history] == list(range(9))
     assert result.history[:2] == whole.history[:2]
     assert result.objective == pytest.approx(whole.objective, rel=1e-3)
+
+
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path):
+    file = tmp_path / "state"
+    save = {"on_save": lambda server: checkpoint.save(server, file)}
+    Simulation(*cast(3, server=save, epochs=2, mode="centered"), seconds=uneven()).run()
+    servers, workers = cast(3, epochs=10, mode="centered")
+    checkpoint.load(servers[0], file)
+    result = Simulation(servers, workers, seconds=uneven(2)).run()[0]
+    assert [record.epoch for record in result.history] == list(range(11))
+    assert result.updates == 10 * EASY["epoch_length"]
+    assert result.objective - optimum() < 1e-10
+    (shorter,), _ = cast(3, epochs=1, mode="centered")
+    with pytest.raises(StateError, match="is of epoch 2, and this run has 1 epochs: set epochs higher"):
+        checkpoint.load(shorter, file)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

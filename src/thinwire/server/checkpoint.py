@@ -77,6 +77,11 @@ def load(server: Server, path: Path) -> None:
         raise StateError(f"{path} is not a checkpoint of a parameter server: {error}") from None
     schema.check(_schema(server), found, str(path))
     arrays = {name: found[name].numpy() for name in ARRAYS}
+    if found["epoch"] > server.options.epochs:
+        raise StateError(
+            f"{path} is of epoch {found['epoch']}, and this run has {server.options.epochs} epochs: "
+            "set epochs higher"
+        )
     if found["checksum"] != _checksum(arrays):
         raise StateError(f"{path} is damaged: the checksum of its tensors does not fit")
     history = [EpochRecord(**record) for record in found["history"]]
@@ -93,7 +98,8 @@ def _checksum(arrays: Mapping[str, Any]) -> int:
 
 def _schema(server: Server) -> schema.Schema:
     def agreement(value: object, what: str) -> None:
-        difference = server.agreement.difference(str(value), "the checkpoint")
+        # A run may be continued for more epochs than it was begun with.
+        difference = server.agreement.difference(str(value), "the checkpoint", apart_from=("epochs",))
         if difference:
             raise StateError(f"{what} is of another run: {difference}")
 

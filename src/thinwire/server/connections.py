@@ -16,7 +16,9 @@ from typing import Any
 
 from thinwire.errors import PayloadError, PeerError
 from thinwire.net.meter import Meter
+from thinwire.net.secret import Secret
 from thinwire.net.transport import Listener, connect, own_connection, run
+from thinwire.server.admission import RefusedError, admit, context, introduce
 from thinwire.server.messages import FINAL, Kind, Message, MessageConnection, with_text
 from thinwire.server.options import Agreement
 from thinwire.server.record import RunResult
@@ -32,8 +34,11 @@ def _place(name: str, shard: int) -> str:
 class ServerConnections:
     """Lets workers connect to a server and serves them to the end."""
 
-    def __init__(self, server: Server, store: Any, name: str, timeout: float) -> None:
-        self._server, self._timeout = server, timeout
+    def __init__(
+        self, server: Server, store: Any, name: str, timeout: float, secret: Secret | None = None
+    ) -> None:
+        self._server, self._timeout, self._secret = server, timeout, secret
+        self._context = context(name, server.shard, server.agreement.shards)
         self._listener = Listener(store, _place(name, server.shard))
         self._lock = threading.RLock()
         self._done = threading.Event()
@@ -41,7 +46,7 @@ class ServerConnections:
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
         self._threads: list[threading.Thread] = []
         self._dropped: set[int] = set()
-        server.start(self, late_after=timeout)
+        server.start(self, late_after=timeout, rejoin_within=timeout)
 
     def run(self, tick: Callable[[], None] | None = None) -> RunResult:
         """Until the run ends; `tick` is called some times a second."""
@@ -69,9 +74,9 @@ class ServerConnections:
     def send(self, connection: int, message: Message) -> None:
         self._answers[connection].put(message)
 
-    def drop(self, connection: int) -> None:
+    def drop(self, connection: int, reason: str) -> None:
         self._dropped.add(connection)
-        self._answers[connection].put(with_text(Kind.FAULT, "the server has given this worker up"))
+        self._answers[connection].put(with_text(Kind.FAULT, f"the server has given this worker up: {reason}"))
 
     def close(self) -> None:
         self._listener.close()
@@ -90,16 +95,18 @@ class ServerConnections:
         try:
             accepted = self._listener.accept(number, self._timeout, self._server.meter)
             connection = MessageConnection(accepted, self._server.size)
+            message = run(admit(connection, self._secret, self._context))
             while True:
-                message = run(connection.receive())
                 if not self._call(self._server.receive, number, message):
                     self._answers[number].put(self._last_word())
-                if message.one_way and number not in self._dropped:
-                    continue
-                answer = self._answer(connection, number)
-                connection.send(answer)
-                if answer.kind in FINAL:
-                    return
+                if not message.one_way or number in self._dropped:
+                    answer = self._answer(connection, number)
+                    connection.send(answer)
+                    if answer.kind in FINAL:
+                        return
+                message = run(connection.receive())
+        except RefusedError as refusal:
+            self._call(self._server.refuse, str(refusal))
         except (RuntimeError, PayloadError) as error:  # RuntimeError: a lost peer, or a store that is gone
             self._call(self._server.lose, number, str(error))
 
@@ -144,7 +151,7 @@ class ServerConnections:
 
 
 def connect_to_servers(
-    agreement: Agreement, store: Any, name: str, timeout: float, meter: Meter
+    agreement: Agreement, store: Any, name: str, timeout: float, meter: Meter, secret: Secret | None = None
 ) -> list[MessageConnection]:
     """A worker's connections, one to each shard's server."""
     own, connections = own_connection(store), list[MessageConnection]()
@@ -158,5 +165,7 @@ def connect_to_servers(
                 f"finds no server of shard {shard} under the name {name!r}: is it running, with the same "
                 f"store and name? It got {error}"
             ) from error
-        connections.append(MessageConnection(connection, end - begin))
+        messages = MessageConnection(connection, end - begin)
+        run(introduce(messages, secret, context(name, shard, agreement.shards)))
+        connections.append(messages)
     return connections

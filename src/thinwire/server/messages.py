@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from thinwire.errors import PayloadError
+from thinwire.net.secret import TAG_BYTES, Seal
 from thinwire.net.transport import Connection
 from thinwire.server.quantiser import Bytes, Coded, raw
 
@@ -27,7 +28,7 @@ ONE_WAY = 0x80
 
 
 class Kind(IntEnum):
-    """From a worker: HELLO to FINISHED, and FAULT. From a server: SNAPSHOT to FAULT."""
+    """From a worker: HELLO to FINISHED, and FAULT. From a server: SNAPSHOT to FAULT. From both: the rest."""
 
     HELLO = 1  # a worker joins: its index as version, its agreement as payload
     ASK = 2  # for parameters
@@ -42,6 +43,8 @@ class Kind(IntEnum):
     WAIT = 11  # the server lives, the answer takes longer
     REFUSED = 12  # to HELLO, with the reason
     FAULT = 13  # the run cannot go on, with the reason
+    NONCE = 14  # before HELLO, where there is a secret: see net/secret.py
+    PROOF = 15
 
 
 FINAL = (Kind.END, Kind.REFUSED, Kind.FAULT)
@@ -69,22 +72,39 @@ class Message:
 
 
 class MessageConnection:
-    """Messages over a connection, for vectors of up to `size` entries."""
+    """Messages over a connection, for vectors of up to `size` entries. Once sealed, each ends with a tag."""
 
     def __init__(self, connection: Connection, size: int) -> None:
         self.connection = connection
-        self._room = capacity(size)
+        self._room = capacity(size) + TAG_BYTES
         self._out = np.zeros(self._room, np.uint8)
         self._out_tensor = torch.from_numpy(self._out)
+        self._sending: Seal | None = None
+        self._receiving: Seal | None = None
+
+    def seal(self, sending: Seal, receiving: Seal) -> None:
+        """From now on every message is authenticated."""
+        self._sending, self._receiving = sending, receiving
 
     def send(self, message: Message) -> None:
-        end = pack_into(message, self._out)
+        end = pack_into(message, self._out[:-TAG_BYTES])
+        if self._sending is not None:
+            tag = self._sending.tag(self._out[:end].data)
+            self._out[end : end + TAG_BYTES] = np.frombuffer(tag, np.uint8)
+            end += TAG_BYTES
         name = f"send {message.kind.name.lower()}"
         self.connection.send(self._out_tensor[:end], len(message.coded.payload), name)
 
     async def receive(self) -> Message:
-        message = unpack((await self.connection.receive(self._room)).numpy(), self.connection.peer)
-        self.connection.count_received(message.length, f"receive {message.kind.name.lower()}")
+        buffer, length = (await self.connection.receive(self._room)).numpy(), 0
+        if self._receiving is not None:
+            end = length_of(buffer, self.connection.peer)
+            tag = buffer[end : end + TAG_BYTES]
+            self._receiving.check(buffer[:end].data, tag.data, self.connection.peer)
+            length = TAG_BYTES
+        message = unpack(buffer, self.connection.peer)
+        length += message.length
+        self.connection.count_received(length, f"receive {message.kind.name.lower()}")
         return message
 
 
@@ -95,6 +115,10 @@ def capacity(size: int) -> int:
 
 def with_text(kind: Kind, text: str, *, epoch: int = 0, version: int = 0) -> Message:
     return Message(kind, epoch, version, Coded(0, 0, 0.0, np.frombuffer(text.encode()[:8000], np.uint8)))
+
+
+def with_bytes(kind: Kind, data: bytes) -> Message:
+    return Message(kind, coded=Coded(0, 0, 0.0, np.frombuffer(data, np.uint8)))
 
 
 def partial(epoch: int, chunk: int, loss: float, gradient: Any, *, one_way: bool) -> Message:
@@ -128,22 +152,27 @@ def pack_into(message: Message, buffer: Bytes) -> int:
     return end
 
 
+def length_of(buffer: Bytes, source: str) -> int:
+    """Bytes of the message at the beginning of `buffer`, by its header; no more than there are."""
+    if len(buffer) < HEADER_BYTES:
+        raise PayloadError(f"a message from {source} has {len(buffer)} bytes, less than a header")
+    end = HEADER_BYTES + int(_HEADER.unpack_from(buffer.data, 0)[7])
+    if end > len(buffer):
+        raise PayloadError(f"a message from {source} claims {end - HEADER_BYTES} bytes, more than can come")
+    return end
+
+
 def unpack(buffer: Bytes, source: str) -> Message:
     """The message at the beginning of `buffer`, with a payload of its own. PayloadError if it is none."""
-    what = f"a message from {source}"
-    if len(buffer) < HEADER_BYTES:
-        raise PayloadError(f"{what} has {len(buffer)} bytes, less than a header")
+    what, end = f"a message from {source}", length_of(buffer, source)
     found = _HEADER.unpack_from(buffer.data, 0)
-    magic, version_of_format, kind, form, epoch, version, entries, length, checksum, scale = found
+    magic, version_of_format, kind, form, epoch, version, entries, _, checksum, scale = found
     if magic != MAGIC:
         raise PayloadError(f"{what} does not begin with thinwire's mark")
     if version_of_format != FORMAT:
         raise PayloadError(f"{what} has format {version_of_format}, this side speaks {FORMAT}")
     if kind & ~ONE_WAY not in _KINDS:
         raise PayloadError(f"{what} is of the unknown kind {kind & ~ONE_WAY}")
-    end = HEADER_BYTES + length
-    if end > len(buffer):
-        raise PayloadError(f"{what} claims {length} bytes, more than can come")
     copy = buffer[:end].copy()
     copy[_CHECKSUM_AT : _CHECKSUM_AT + 4] = 0
     if zlib.crc32(copy.data) != checksum:

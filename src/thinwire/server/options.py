@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -173,7 +173,7 @@ class Agreement:
             options["lr_schedule"] = "a function"
         return json.dumps(options | told)
 
-    def difference(self, theirs: str, whose: str = "the worker") -> str:
+    def difference(self, theirs: str, whose: str = "the worker", apart_from: Collection[str] = ()) -> str:
         """The first difference to another side's agreement, in words; empty if there is none."""
         try:
             found = json.loads(theirs)
@@ -182,7 +182,7 @@ class Agreement:
         if not isinstance(found, dict):
             return f"what {whose} says of its options cannot be read"
         told, own = cast("dict[str, Any]", found), json.loads(self.to_json())
-        for name in sorted(set(told) | set(own)):
+        for name in sorted((set(told) | set(own)).difference(apart_from)):
             if told.get(name) != own.get(name):
                 return f"{whose} has {name}={told.get(name)!r}, the server {own.get(name)!r}: set them alike"
         return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ REFRESH_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """A snapshot: its objective, and what all sides had sent by then.
+    """A snapshot, or a point of the trace: its objective, and what all sides had sent by then.
 
     `bits_down` and `bits_up` count codes, scales and float32 vectors; `wire_bytes` everything that the
     server's interface carries. With several shards they are those of this shard.
@@ -44,7 +45,11 @@ class EpochRecord:
 
 @dataclass
 class RunResult:
-    """How a run ended, on a server or a worker (which knows neither history nor staleness)."""
+    """How a run ended, on a server or a worker (which knows neither history nor staleness).
+
+    `history` has the snapshots, `trace` (with `trace_every`) also points within the epochs.
+    `rejected` counts, by worker, the updates that were not applied because of their norm.
+    """
 
     parameters: Vector
     history: list[EpochRecord] = field(default_factory=list[EpochRecord])
@@ -54,11 +59,26 @@ class RunResult:
     discarded: int = 0
     lost: list[str] = field(default_factory=list[str])
     meter: Meter = field(default_factory=Meter)
+    trace: list[EpochRecord] = field(default_factory=list[EpochRecord])
+    rejected: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def objective(self) -> float:
         """The last objective, or NaN on a worker."""
         return self.history[-1].objective if self.history else float("nan")
+
+
+Point = tuple[EpochRecord, Vector]
+"""What had been sent at a moment within an epoch, and the parameters then."""
+
+
+def trace(
+    points: Iterable[Point], history: Iterable[EpochRecord], objective: Callable[[Vector], float]
+) -> list[EpochRecord]:
+    """Snapshots and points within epochs in their order, each with its objective."""
+    found = {record.updates: replace(record, objective=objective(x)) for record, x in points}
+    found |= {record.updates: record for record in history}
+    return [found[updates] for updates in sorted(found)]
 
 
 class ProgressLine:
@@ -94,4 +114,5 @@ def status(server: Server, begin: float, before: int = 0) -> str:
         f"epoch {state.epoch}/{epochs} ({done:.0%} in {seconds:.0f} s), "
         f"objective {objective}, {rate:,.0f} updates/s, staleness {mean:.1f} (at most {highest}), "
         f"{(state.bits_down + state.bits_up) / 8e6:,.2f} MB, {len(server.peers)} workers"
+        + (f", {sum(server.rejected.values())} updates rejected" if server.rejected else "")
     )

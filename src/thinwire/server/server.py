@@ -30,10 +30,11 @@ from thinwire.kernels.cpu import grid
 from thinwire.kernels.generator import mix64
 from thinwire.net.meter import Meter
 from thinwire.server import quantiser
+from thinwire.server.bound import NormBound
 from thinwire.server.messages import Kind, Message, open_partial, with_text
 from thinwire.server.options import Agreement
 from thinwire.server.quantiser import Coded
-from thinwire.server.record import EpochRecord, RunResult
+from thinwire.server.record import EpochRecord, Point, RunResult
 
 Vector = NDArray[Any]
 LARGEST_COUNT = 2**32 - 1
@@ -44,8 +45,8 @@ class ServerTransport(Protocol):
 
     def send(self, connection: int, message: Message) -> None: ...
 
-    def drop(self, connection: int) -> None:
-        """Give a worker up."""
+    def drop(self, connection: int, reason: str) -> None:
+        """Give a worker up, and tell it why."""
         ...
 
     def close(self) -> None:
@@ -96,6 +97,8 @@ class Server:
         meter: where the transport counts bytes, for the record.
         on_update: called after every update with the version and the parameters (for tests).
         on_save: called whenever the state is worth keeping: at every epoch, and every `save_every` updates.
+        trace_every: add a point to `points` every so many updates.
+        reject_above: as for `thinwire.server.serve`.
     """
 
     def __init__(
@@ -111,6 +114,8 @@ class Server:
         on_epoch: Callable[[EpochRecord], None] | None = None,
         on_save: Callable[[Server], None] | None = None,
         save_every: int | None = None,
+        trace_every: int | None = None,
+        reject_above: float = math.inf,
     ) -> None:
         if not 1 <= min_workers <= workers:
             raise ConfigError(
@@ -129,8 +134,11 @@ class Server:
         self.peers: dict[int, Peer] = {}
         self.lost: list[str] = []
         self.dropped = self.discarded = 0
+        self.rejected: dict[int, int] = {}
+        self._bound = NormBound(reject_above)
         self._on_update, self._on_epoch, self._on_save = on_update, on_epoch, on_save
-        self._save_every = save_every
+        self._save_every, self._trace_every = save_every, trace_every
+        self.points: list[Point] = []
         self._turn = 0
         self._bits_then = (0, 0, 0)
         self._wire_before = 0
@@ -138,14 +146,20 @@ class Server:
         self._running = self._over = False
         self._refusal = ""
         self._started, self._late_after = time.monotonic(), math.inf
+        self._short_since, self._rejoin_within = math.inf, 0.0
         self._scratch = np.zeros(self.size, self.state.x.dtype)
         self._transport: ServerTransport
 
     # --- what a transport calls ----------------------------------------------------------------------------
 
-    def start(self, transport: ServerTransport, late_after: float = math.inf) -> None:
-        """Begin when all workers have joined, or with enough of them after `late_after` seconds."""
-        self._transport, self._late_after = transport, late_after
+    def start(
+        self, transport: ServerTransport, late_after: float = math.inf, rejoin_within: float = 0.0
+    ) -> None:
+        """Begin when all workers have joined, or with enough of them after `late_after` seconds.
+
+        When too few are left, one may come back within `rejoin_within` seconds before the run ends.
+        """
+        self._transport, self._late_after, self._rejoin_within = transport, late_after, rejoin_within
 
     def receive(self, connection: int, message: Message) -> None:
         """A message of a worker. One whose message cannot be used is given up."""
@@ -153,29 +167,28 @@ class Server:
             self._take(connection, message)
         except PayloadError as error:
             self.lose(connection, f"sent what cannot be used: {error}")
-            self._transport.drop(connection)
+            self._transport.drop(connection, str(error))
 
     def lose(self, connection: int, reason: str) -> None:
         """A connection is gone."""
         peer = self.peers.pop(connection, None)
         if peer is None or self._over:
             return
-        self.lost.append(f"worker {peer.index}: {reason}")
-        log.warning("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
-        if peer.ticket is not None:
-            self.dropped += 1
-        if self._running and len(self.peers) < self.min_workers:
-            raise PeerError(
-                f"shard {self.shard} has {len(self.peers)} workers left and min_workers is "
-                f"{self.min_workers}: {'; '.join(self.lost)}"
-            )
+        self._count_lost(peer, reason)
+        self._end_if_short()
         self._apply_ready()
         self._answer_all()
         self._end_epoch_if_finished()
 
+    def refuse(self, reason: str) -> None:
+        """A worker was turned away before it could say who it is."""
+        self._refusal = reason
+        log.warning("shard %d refused a worker: %s", self.shard, reason)
+
     def tick(self) -> None:
         """Time has passed."""
         self._begin_if_ready()
+        self._end_if_short()
 
     @property
     def finished(self) -> bool:
@@ -189,7 +202,7 @@ class Server:
     def result(self) -> RunResult:
         state = self.state
         about = state.history, state.staleness, state.version, self.dropped, self.discarded, self.lost
-        return RunResult(state.snapshot.copy(), *about, self.meter)
+        return RunResult(state.snapshot.copy(), *about, self.meter, rejected=dict(self.rejected))
 
     def restore(self, state: ServerState) -> None:
         """Go on from a checkpoint; before `start`."""
@@ -236,20 +249,47 @@ class Server:
         self._answer_all()
 
     def _join(self, connection: int, message: Message) -> None:
-        difference = self.agreement.difference(message.text)
-        if difference or self._over:
-            self._refusal = difference or "the run is over"
-            self._send(connection, with_text(Kind.REFUSED, self._refusal))
+        index, workers = message.version, self.agreement.chunks
+        reason = self.agreement.difference(message.text) or ("the run is over" if self._over else "")
+        if not reason and index >= workers:
+            reason = f"its index is {index}, and the {workers} workers have indices from 0 to {workers - 1}"
+        if reason:
+            self.refuse(reason)
+            self._send(connection, with_text(Kind.REFUSED, reason))
             return
-        for other in list(self.peers.values()):
-            if other.index == message.version:  # it restarted before its old connection was seen to break
-                self.lose(other.connection, "came back on a new connection")
-                self._transport.drop(other.connection)
-        peer = self.peers[connection] = Peer(connection, message.version)
-        if self._running:
-            self._send_snapshot(peer)
-        else:
+        before = [other for other in self.peers.values() if other.index == index]
+        peer = self.peers[connection] = Peer(connection, index)
+        for old in before:  # it restarted before its old connection was seen to break, or there are two of it
+            del self.peers[old.connection]
+            self._count_lost(old, "was replaced by a worker that joined with its index")
+            self._transport.drop(old.connection, f"another worker has joined with its index {index}")
+        if not self._running:
             self._begin_if_ready()
+            return
+        self._end_if_short()
+        self._send_snapshot(peer)
+        if before:
+            self._apply_ready()
+            self._answer_all()
+
+    def _count_lost(self, peer: Peer, reason: str) -> None:
+        self.lost.append(f"worker {peer.index}: {reason}")
+        log.warning("shard %d lost worker %d (%s); %d left", self.shard, peer.index, reason, len(self.peers))
+        if peer.ticket is not None:
+            self.dropped += 1
+
+    def _end_if_short(self) -> None:
+        """PeerError if there have been too few workers for too long."""
+        if not self._running or self._over or len(self.peers) >= self.min_workers:
+            self._short_since = math.inf
+            return
+        now = time.monotonic()
+        self._short_since = min(self._short_since, now)
+        if now - self._short_since >= self._rejoin_within:
+            raise PeerError(
+                f"shard {self.shard} has {len(self.peers)} workers left and min_workers is "
+                f"{self.min_workers}: {'; '.join(self.lost)}"
+            )
 
     def _begin_if_ready(self) -> None:
         late = time.monotonic() - self._started > self._late_after
@@ -327,8 +367,7 @@ class Server:
         state.full = (full / rows).astype(state.x.dtype)
         state.summed = True
         self._chunks.clear()
-        seconds = time.monotonic() - self._started
-        record = EpochRecord(state.epoch, loss / rows, state.version, *self._bits_then, seconds)
+        record = self._record(loss / rows, self._bits_then)
         state.history.append(record)
         if not math.isfinite(record.objective):
             raise ThinwireError(f"the objective is {record.objective} at epoch {state.epoch}: lower lr")
@@ -344,16 +383,28 @@ class Server:
             return
         if not all(peer.finished for peer in self.peers.values()):
             return
-        accelerated = self.options.variant == "accelerated" and state.applied
-        x = (state.total / state.applied).astype(state.x.dtype) if accelerated else state.x
-        total = self.meter.total
-        wire = self._wire_before + total.sent_bytes + total.received_bytes
-        self._bits_then = (state.bits_down, state.bits_up, wire)
+        x, self._bits_then = self._output(), self._bits()
         state.epoch += 1
         self._begin_epoch(x)
         self._chunks.clear()
         for peer in self.peers.values():
             self._send_snapshot(peer)
+
+    def _output(self) -> Vector:
+        """What x~ becomes if the epoch ends now."""
+        state = self.state
+        if self.options.variant == "accelerated" and state.applied:
+            return (state.total / state.applied).astype(state.x.dtype)
+        return state.x
+
+    def _bits(self) -> tuple[int, int, int]:
+        total = self.meter.total
+        wire = self._wire_before + total.sent_bytes + total.received_bytes
+        return self.state.bits_down, self.state.bits_up, wire
+
+    def _record(self, objective: float, bits: tuple[int, int, int]) -> EpochRecord:
+        seconds = time.monotonic() - self._started
+        return EpochRecord(self.state.epoch, objective, self.state.version, *bits, seconds)
 
     def _finish(self) -> None:
         self._over = True
@@ -405,6 +456,9 @@ class Server:
         peer.update = peer.ticket = None
         state, options = self.state, self.options
         quantiser.decode(coded, self._scratch)
+        if not self._bound.accepts(float(np.linalg.norm(self._scratch))):
+            self._reject(peer.index)
+            return
         state.staleness[state.version - ticket] += 1
         rate = options.rate(state.epoch)
         grid.proximal_step(state.y, self._scratch, state.full, rate, options.l1, options.l2)
@@ -414,8 +468,15 @@ class Server:
         state.applied += 1
         if self._on_update is not None:
             self._on_update(state.version, state.x)
+        if self._trace_every is not None and state.version % self._trace_every == 0:
+            self.points.append((self._record(math.nan, self._bits()), self._output().copy()))
         if self._save_every is not None and state.version % self._save_every == 0:
             self._save()
+
+    def _reject(self, index: int) -> None:
+        if index not in self.rejected:
+            log.warning("shard %d rejects updates of worker %d: their norm is too large", self.shard, index)
+        self.rejected[index] = self.rejected.get(index, 0) + 1
 
     def _answer_all(self) -> None:
         """Give all who wait what there is for them."""

@@ -79,7 +79,7 @@ class Worker:
             if message.kind == Kind.FAULT:
                 raise ThinwireError(f"worker {self.index}: {message.text}")
             if message.kind == Kind.REFUSED:
-                raise DisagreementError(f"worker {self.index} may not join: {message.text}")
+                raise DisagreementError(f"may not join: {message.text}")
             if message.kind != Kind.WAIT:
                 return message
 
