@@ -72,7 +72,7 @@ class GSpar(Exchange):
         n = x.numel()
         # p = min(lambda |g|, 1);  Z ~ Bernoulli(p);  Q(g) = Z g / p
         sample = kernels.gspar_sample(x, self.lam(x), ch.private_seed())
-        received = await ch.gather(sampled.encode(n, *sample), ragged=True)
+        received = await ch.gather(sampled.encode(n, *sample), longest=sampled.longest(n))
         Q = [entries for parts in received for entries in sampled.decode(parts, n)]
         await ch.commit(all(kernels.all_finite(parts[1]) for parts in received))
         # out = (1/W) sum Q. Each rank has two lists, and the mean is over lists, so every value counts twice.

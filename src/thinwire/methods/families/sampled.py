@@ -32,6 +32,12 @@ def encode(
     ]
 
 
+def longest(n: int) -> list[int]:
+    """The largest lengths of the parts."""
+    indices = index_code.longest(n)
+    return [indices, n + 1, 1, indices, -(-n // 8)]
+
+
 def decode(parts: Sequence[torch.Tensor], n: int) -> tuple[Entries, Entries]:
     """The sure and the drawn entries. Raises PayloadError if the parts do not fit together."""
     sure_code, floats, count, drawn_code, signs = parts
