@@ -264,4 +264,4 @@ def test_parts_beyond_their_own_limit_are_not_sent() -> None:
         return [task()]
 
     with pytest.raises(ThinwireError, match=r"parts of \[3\] entries do not fit the limits \[2\]"):
-        run_all(2, make)
+        run_all(1, make)

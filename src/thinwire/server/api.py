@@ -14,7 +14,7 @@ import torch.distributed as dist
 from thinwire import kernels, log
 from thinwire.core import checks
 from thinwire.errors import ConfigError, PeerError, ThinwireError
-from thinwire.net.liveness import default_store
+from thinwire.net.roll_call import default_store
 from thinwire.net.meter import Meter
 from thinwire.net.transport import own_connection, run
 from thinwire.server import checkpoint as checkpoints
