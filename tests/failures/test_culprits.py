@@ -40,8 +40,8 @@ def periodic(worker: Worker, method: str, overlap: bool):
 
 def one_is_killed(worker: Worker, method: str, overlap: bool, culprit: int, after: float) -> tuple | None:
     """Train until something happens; returns the error and how long ago the culprit was to die."""
-    loaded_together(worker, method)
     make = periodic if "every" in method else averaging
+    loaded_together(worker, "qsgd" if make is periodic else method)
     step, session = make(worker, method, overlap)
     for number in range(3):  # DDP itself talks after the first one, about its buckets
         step(number)

@@ -110,7 +110,7 @@ def test_a_part_that_is_too_long_is_refused() -> None:
     ("change", "text"),
     [
         ({"step": 4}, "belongs to step 3, this rank is at step 4"),
-        ({"mark": 78}, "other tensors or another method"),
+        ({"mark": 78}, "other tensors, another method or another state"),
         ({"longest": [3]}, "is not ragged, which was not expected"),
     ],
 )

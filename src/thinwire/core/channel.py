@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from thinwire.core import agreement
 from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
@@ -29,6 +30,8 @@ LARGEST_FOLDED_BYTES = 256 * 1024
 class _Mean(NamedTuple):
     x: torch.Tensor
     out: torch.Tensor | None
+    payload: bool = True
+    """Whether its bytes are a method's, not the channel's own."""
 
 
 @dataclass(frozen=True)
@@ -215,13 +218,20 @@ Program = Coroutine[frames.Primitive, Any, None]
 
 
 async def together(
-    tasks: Sequence[Task], rank_info: RankInfo, *, step: int, mark: int, link: costs.Link
+    tasks: Sequence[Task],
+    rank_info: RankInfo,
+    *,
+    step: int,
+    mark: int,
+    link: costs.Link,
+    note: agreement.Note | None = None,
 ) -> None:
     """Run exchanges concurrently, with one operation per round and kind of request.
 
     An exchange that has finished its rounds waits at `commit` for the others, then for the rest of the step.
+    With a `note` the first round also confirms that all ranks are at the same point.
     """
-    rounds = _Rounds(rank_info, step, mark, link)
+    rounds = _Rounds(rank_info, step, mark, link, note)
     waiting: dict[int, _Request] = {}
     try:
         for index, task in enumerate(tasks):
@@ -243,6 +253,11 @@ async def together(
             task.close()
 
 
+async def tell_all(note: agreement.Note, device: torch.device) -> None:
+    """Every rank tells all others where it is: a round of its own. Raises if there is a difference."""
+    agreement.check(cast(torch.Tensor, await _Ask(frames.AllGather(note.block(device), 0))))
+
+
 def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request]) -> None:
     waiting.pop(index, None)
     try:
@@ -254,14 +269,21 @@ def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request
 class _Rounds:
     """Turns the requests of one round into primitives, one of each kind."""
 
-    def __init__(self, rank_info: RankInfo, step: int, mark: int, link: costs.Link) -> None:
+    def __init__(
+        self, rank_info: RankInfo, step: int, mark: int, link: costs.Link, note: agreement.Note | None
+    ) -> None:
         self.rank_info = rank_info
         self.step = step
-        self.mark = mark
+        # Frames carry the note in their mark, as they carry the step.
+        self.mark = mark if note is None else mark ^ (note.digest & 0xFFFF)
         self.link = link
+        self.note = note
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
         means = {i: r for i, r in asking.items() if isinstance(r, _Mean)}
+        note, self.note = self.note, None
+        if note is not None and len(asking) == len(means):
+            return await self._means_with(note, means)
         if len(asking) == len(means) == 1:  # nothing to sort: the way of every bucket of `dense`
             return await self._means_of_a_dtype(means)
         gathers = {i: r for i, r in asking.items() if isinstance(r, _Gather)}
@@ -293,6 +315,14 @@ class _Rounds:
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
         return inside.sent - alone.sent <= FOLD_BYTES
 
+    async def _means_with(self, note: agreement.Note, means: dict[int, _Mean]) -> dict[int, object]:
+        """The means, and in the same operation the confirmation that all ranks are at the same point."""
+        device = next(iter(means.values())).x.device
+        answers = await self._means(means | {-1: _Mean(note.bits(device), None, payload=False)})
+        if not agreement.same_bits(cast(torch.Tensor, answers.pop(-1)), self.rank_info):
+            await tell_all(note, device)
+        return answers
+
     async def _means(self, means: dict[int, _Mean]) -> dict[int, object]:
         answers: dict[int, object] = {}
         by_dtype: dict[torch.dtype, dict[int, _Mean]] = {}
@@ -310,10 +340,10 @@ class _Rounds:
             target = torch.empty_like(request.x) if request.out is None else request.out
             # Divided before the sum, as DDP does: a sum of halves overflows less easily.
             torch.mul(request.x, weight, out=target)
-            await self._all_reduce(target if target.dim() == 1 else target.view(-1))
+            await self._all_reduce(target if target.dim() == 1 else target.view(-1), requests)
             return dict.fromkeys(means, target)
         flat = torch.cat([request.x.reshape(-1) for request in requests]).mul_(weight)
-        await self._all_reduce(flat)
+        await self._all_reduce(flat, requests)
         answers: dict[int, object] = {}
         position = 0
         for index, request in means.items():
@@ -322,9 +352,10 @@ class _Rounds:
             answers[index] = piece if request.out is None else request.out.copy_(piece)
         return answers
 
-    async def _all_reduce(self, flat: torch.Tensor) -> None:
+    async def _all_reduce(self, flat: torch.Tensor, requests: Sequence[_Mean]) -> None:
         if flat.numel():
-            await _Ask(frames.AllReduce(flat, flat.numel() * flat.element_size()))
+            numbers = sum(request.x.numel() for request in requests if request.payload)
+            await _Ask(frames.AllReduce(flat, numbers * flat.element_size()))
 
     async def _gathers(
         self, gathers: dict[int, _Gather], folded: dict[int, _Mean], ragged: bool

@@ -189,7 +189,10 @@ def unpack(
             "load the same checkpoint on every rank"
         )
     if its_mark != mark:
-        raise PayloadError(f"{where} belongs to other tensors or another method than this rank's")
+        raise PayloadError(
+            f"{where} belongs to other tensors, another method or another state than this rank's: load the same "
+            "checkpoint on every rank, or on none"
+        )
     body = frame.numel() - HEADER_BYTES
     table = _table_bytes(len(templates), ragged)
     if longest is None:

@@ -55,7 +55,7 @@ def first_difference(described: Sequence[dict[str, Any]], ranks: Sequence[int]) 
             if difference:
                 return difference
         elif any(value != values[0] for value in values):
-            return f"{key}: {_by_value([str(value) for value in values], ranks)}"
+            return f"{key}: {by_value([str(value) for value in values], ranks)}"
     return None
 
 
@@ -67,11 +67,11 @@ def _parameter_difference(lists: Sequence[list[Any]], ranks: Sequence[int]) -> s
                 f"{entry[0]} of shape {tuple(entry[1])}, {entry[2]}" if entry else "no such parameter"
                 for entry in entries
             ]
-            return f"parameter number {position}: {_by_value(texts, ranks)}"
+            return f"parameter number {position}: {by_value(texts, ranks)}"
     return None
 
 
-def _by_value(texts: Sequence[str], ranks: Sequence[int]) -> str:
+def by_value(texts: Sequence[str], ranks: Sequence[int]) -> str:
     """ "rank 0, 2: a; rank 1: b" """
     holders: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
