@@ -92,7 +92,7 @@ class SyncRound:
 _PROBLEMS = (
     "the ranks synchronise after different numbers of optimizer steps ({}). All must take the same number: "
     "give each rank as many batches, and pass a GradScaler, which skips steps on single ranks, to "
-    "attach(scaler=...)",
+    "attach(scaler=...). After a restart, load the same generation of the checkpoint on every rank",
     "the ranks are at different sync rounds ({}): load the same checkpoint on every rank",
     "one rank called sync() while another synchronised as planned (marks: {}): call it on every rank after "
     "the same step",
