@@ -9,7 +9,7 @@ import thinwire
 from tests.averaging import workers
 from tests.averaging.cohort import CONFIGURATIONS
 from thinwire.net.launch import Outcome, run_local, start_local
-from thinwire.net.liveness import GRACE_SECONDS
+from thinwire.net.roll_call import GRACE_SECONDS
 
 SLACK = 6.0
 

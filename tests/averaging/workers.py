@@ -13,7 +13,7 @@ import thinwire
 from tests.averaging.cohort import Cohort, normed, sgd
 from tests.hosts.common import batch, flat, loaded_together, mlp
 from thinwire.net.launch import Worker
-from thinwire.net.liveness import GRACE_SECONDS
+from thinwire.net.roll_call import GRACE_SECONDS
 
 TIMEOUT = 4.0
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from thinwire.core import Channel, Exchange, Traits
 from thinwire.core.channel import together
 from thinwire.drivers import Lockstep
+from thinwire.errors import PayloadError, ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
@@ -36,7 +37,7 @@ def test_ragged_gather(lengths: list[int]) -> None:
     def make(ch: Channel, results: list):
         async def task() -> None:
             mine = torch.full((lengths[ch.rank],), float(ch.rank))
-            results.append(await ch.gather([mine, mine.to(torch.uint8)], ragged=True))
+            results.append(await ch.gather([mine, mine.to(torch.uint8)], longest=[10**6] * 2))
 
         return [task()]
 
@@ -57,7 +58,8 @@ def test_each_transport_of_the_ragged_gather_is_used_and_saves_bytes() -> None:
 
     def make(ch: Channel, results: list):
         async def task() -> None:
-            results.append(await ch.gather([torch.zeros(mixed[ch.rank], dtype=torch.uint8)], ragged=True))
+            mine = torch.zeros(mixed[ch.rank], dtype=torch.uint8)
+            results.append(await ch.gather([mine], longest=[10**6]))
 
         return [task()]
 
@@ -117,7 +119,7 @@ def test_scatter(ragged: bool) -> None:
         async def task() -> None:
             count = [(ch.rank + 1 if ragged else 1) * (to + 1) for to in range(ch.size)]
             pieces = [[torch.full((n,), 10 * ch.rank + to)] for to, n in enumerate(count)]
-            results.append(await ch.scatter(pieces, ragged=ragged))
+            results.append(await ch.scatter(pieces, longest=[20] if ragged else None))
 
         return [task()]
 
@@ -207,3 +209,59 @@ def test_an_operation_after_the_commit_is_refused_by_the_blocking_driver() -> No
     _, views = session.engine.views({"w": torch.ones(3)})
     with pytest.raises(AssertionError, match="after its last answer"):
         Blocking(lambda op: op).run(session.engine.program(views))
+
+
+# -- what a peer announces ---------------------------------------------------------------------------------
+
+
+class Boaster(Lockstep):
+    """Rank 1 announces more bytes than it has."""
+
+    def __init__(self, size: int, announced: int) -> None:
+        super().__init__(size)
+        self._announced = announced
+
+    def perform(self, ops):
+        for op in ops[1:2]:
+            if isinstance(op, frames.AllGather) and op.block.numel() == 8:
+                op.block.view(torch.int64)[0] = self._announced
+            if isinstance(op, frames.AllToAll) and op.blocks[0].numel() == 8:
+                for block in op.blocks:
+                    block.view(torch.int64)[0] = self._announced
+        return super().perform(ops)
+
+
+@pytest.mark.parametrize("announced", [-8, 0, 17, 888, 2**32, 2**62])
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+def test_a_length_that_cannot_be_is_refused_before_memory_is_reserved(kind: str, announced: int) -> None:
+    """100 float32 and a folded mean of 2 make a frame of at most 16 + 8 + 400 + 8 bytes."""
+
+    def make(ch: Channel, results: list):
+        async def ask() -> None:
+            mine = [torch.zeros(3)]
+            if kind == "gather":
+                await ch.gather(mine, longest=[100])
+            else:
+                await ch.scatter([mine] * ch.size, longest=[100])
+
+        async def folded() -> None:
+            if kind == "gather":
+                await ch.mean(torch.zeros(2))
+
+        return [ask(), folded()]
+
+    limit = 432 if kind == "gather" else 424
+    expected = f"rank 1 announces a payload of {announced} bytes; this method sends at most {limit}"
+    with pytest.raises(PayloadError, match=expected):
+        run_all(3, make, Boaster(3, announced))
+
+
+def test_parts_beyond_their_own_limit_are_not_sent() -> None:
+    def make(ch: Channel, results: list):
+        async def task() -> None:
+            await ch.gather([torch.zeros(3)], longest=[2])
+
+        return [task()]
+
+    with pytest.raises(ThinwireError, match=r"parts of \[3\] entries do not fit the limits \[2\]"):
+        run_all(1, make)

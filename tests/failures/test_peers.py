@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import thinwire
 from tests.hosts.common import loaded_together, mlp, square_loss, wrap
 from thinwire.net.launch import Outcome, Worker, start_local
-from thinwire.net.liveness import GRACE_SECONDS
+from thinwire.net.roll_call import GRACE_SECONDS
 
 TIMEOUT = 4.0
 # What a loaded machine may take to come to the failing operation and to say so.

@@ -14,7 +14,7 @@ from tests.hosts.common import loaded_together
 from thinwire.convex import Descent, Objective, lazy_gd_on_this_rank
 from thinwire.methods.families.lazy import Counts
 from thinwire.net.launch import Worker, run_local, start_local
-from thinwire.net.liveness import GRACE_SECONDS
+from thinwire.net.roll_call import GRACE_SECONDS
 from thinwire.tools.lab import inside, namespaces
 
 TIMEOUT, SLACK = 4.0, 6.0

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from thinwire.averaging.fragments import Block, Fragment, Piece
+from thinwire.core.agreement import signed
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.optimizer_state import remembered
 from thinwire.core.routing import View
@@ -16,8 +17,8 @@ from thinwire.errors import DisagreementError
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
-# First the ranks compare the step, the number of the sync round, the fragments, and a mark of the rest.
-NOTE_BYTES = 4 * 8
+# First the ranks compare the step, the number of the sync round, the fragments, a mark of the rest and a digest.
+NOTE_BYTES = 5 * 8
 _MARK = mark_of("thinwire sync round")
 
 
@@ -35,6 +36,8 @@ class SyncRound:
     fragments: list[Fragment]
     targets: dict[str, torch.Tensor]
     due: int
+    digest: int = 0
+    """Of what is equal on all ranks; 0 in a sync round that does not compare it."""
     changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
@@ -76,7 +79,8 @@ class SyncRound:
     async def _compare(self, ch: Channel, device: torch.device) -> None:
         described = [f"{name} {tuple(target.shape)} {target.dtype}" for name, target in self.targets.items()]
         which = mark_of(repr(self.numbers))
-        mine = torch.tensor([self.step, self.number, which, mark_of("\n".join(described))], device=device)
+        numbers = [self.step, self.number, which, mark_of("\n".join(described)), signed(self.digest)]
+        mine = torch.tensor(numbers, device=device)
         gathered = [cast("list[int]", note.tolist()) for (note,) in await ch.gather([mine])]
         for position, problem in enumerate(_PROBLEMS):
             values = [note[position] for note in gathered]
@@ -88,12 +92,14 @@ class SyncRound:
 _PROBLEMS = (
     "the ranks synchronise after different numbers of optimizer steps ({}). All must take the same number: "
     "give each rank as many batches, and pass a GradScaler, which skips steps on single ranks, to "
-    "attach(scaler=...)",
+    "attach(scaler=...). After a restart, load the same generation of the checkpoint on every rank",
     "the ranks are at different sync rounds ({}): load the same checkpoint on every rank",
     "one rank called sync() while another synchronised as planned (marks: {}): call it on every rank after "
     "the same step",
     "the ranks' optimizers or buffers hold different tensors (marks: {}): with momentum='average' every "
     "parameter must have had a gradient on every rank, or on none",
+    "the ranks' last common models, or other state that is equal on all ranks, differ (digests: {}): load "
+    "checkpoints of one run and one step on every rank, or on none",
 )
 
 

@@ -115,4 +115,4 @@ async def _receive(
     """Parts with the sizes of `like`; PayloadError if the bytes cannot be that."""
     frame = (await connection.receive(frames.frame_bytes(like, False))).clone()
     connection.count_received(frame.numel())
-    return frames.unpack(frame, like, step=number, mark=MARK, ragged=False, source=source)
+    return frames.unpack(frame, like, step=number, mark=MARK, longest=None, source=source)

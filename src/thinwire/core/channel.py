@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from thinwire.core import agreement
 from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
@@ -29,12 +30,14 @@ LARGEST_FOLDED_BYTES = 256 * 1024
 class _Mean(NamedTuple):
     x: torch.Tensor
     out: torch.Tensor | None
+    payload: bool = True
+    """Whether its bytes are a method's, not the channel's own."""
 
 
 @dataclass(frozen=True)
 class _Gather:
     parts: tuple[torch.Tensor, ...]
-    ragged: bool
+    longest: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class _Broadcast:
 @dataclass(frozen=True)
 class _Scatter:
     pieces: tuple[tuple[torch.Tensor, ...], ...]
-    ragged: bool
+    longest: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -123,25 +126,31 @@ class Channel:
         return cast(torch.Tensor, await _Ask(_Mean(x, out)))
 
     async def gather(
-        self, parts: Sequence[torch.Tensor], *, ragged: bool = False
+        self, parts: Sequence[torch.Tensor], *, longest: Sequence[int] | None = None
     ) -> list[list[torch.Tensor]]:
-        """Every rank's parts, in rank order, each part flat. The lengths may differ only if `ragged`."""
-        return cast("list[list[torch.Tensor]]", await _Ask(_Gather(tuple(parts), ragged)))
+        """Every rank's parts, in rank order, each part flat.
+
+        The lengths may differ between ranks only if `longest` is given: the largest length that each part
+        can have. A rank that announces more is refused before memory is reserved for it.
+        """
+        return cast("list[list[torch.Tensor]]", await _Ask(_Gather(tuple(parts), _limits(parts, longest))))
 
     async def broadcast(self, parts: Sequence[torch.Tensor], src: int) -> list[torch.Tensor]:
         """Rank `src`'s parts, flat. The other ranks pass tensors of the same sizes and dtypes."""
         return cast("list[torch.Tensor]", await _Ask(_Broadcast(tuple(parts), src)))
 
     async def scatter(
-        self, pieces: Sequence[Sequence[torch.Tensor]], *, ragged: bool = False
+        self, pieces: Sequence[Sequence[torch.Tensor]], *, longest: Sequence[int] | None = None
     ) -> list[list[torch.Tensor]]:
         """Sends pieces[r] to rank r; returns the pieces for this rank, in the order of their senders.
 
-        Unless `ragged`, all pieces for a rank must have the lengths of its own piece for itself.
+        All pieces for a rank must have the lengths of its own piece for itself, unless `longest` is given, as
+        for `gather`.
         """
         if len(pieces) != self.size:
             raise ThinwireError(f"scatter needs one piece per rank: {self.size}, not {len(pieces)}")
-        request = _Scatter(tuple(tuple(piece) for piece in pieces), ragged)
+        limits = [_limits(piece, longest) for piece in pieces][self.rank]
+        request = _Scatter(tuple(tuple(piece) for piece in pieces), limits)
         return cast("list[list[torch.Tensor]]", await _Ask(request))
 
     async def collect(
@@ -189,6 +198,16 @@ class Channel:
         return torch.Generator(device=self._device).manual_seed(seed)
 
 
+def _limits(parts: Sequence[torch.Tensor], longest: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The limits of these parts, which must hold here already: the other ranks would refuse them."""
+    if longest is None:
+        return None
+    lengths = [part.numel() for part in parts]
+    if len(longest) != len(lengths) or any(n > most for n, most in zip(lengths, longest, strict=True)):
+        raise ThinwireError(f"parts of {lengths} entries do not fit the limits {list(longest)}")
+    return tuple(longest)
+
+
 def mark_of(text: str) -> int:
     """A 16-bit checksum of what a payload belongs to, to detect ranks that are out of step."""
     return zlib.crc32(text.encode()) & 0xFFFF
@@ -199,13 +218,20 @@ Program = Coroutine[frames.Primitive, Any, None]
 
 
 async def together(
-    tasks: Sequence[Task], rank_info: RankInfo, *, step: int, mark: int, link: costs.Link
+    tasks: Sequence[Task],
+    rank_info: RankInfo,
+    *,
+    step: int,
+    mark: int,
+    link: costs.Link,
+    note: agreement.Note | None = None,
 ) -> None:
     """Run exchanges concurrently, with one operation per round and kind of request.
 
     An exchange that has finished its rounds waits at `commit` for the others, then for the rest of the step.
+    With a `note` the first round also confirms that all ranks are at the same point.
     """
-    rounds = _Rounds(rank_info, step, mark, link)
+    rounds = _Rounds(rank_info, step, mark, link, note)
     waiting: dict[int, _Request] = {}
     try:
         for index, task in enumerate(tasks):
@@ -227,6 +253,11 @@ async def together(
             task.close()
 
 
+async def tell_all(note: agreement.Note, device: torch.device) -> None:
+    """Every rank tells all others where it is: a round of its own. Raises if there is a difference."""
+    agreement.check(cast(torch.Tensor, await _Ask(frames.AllGather(note.block(device), 0))))
+
+
 def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request]) -> None:
     waiting.pop(index, None)
     try:
@@ -238,14 +269,21 @@ def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request
 class _Rounds:
     """Turns the requests of one round into primitives, one of each kind."""
 
-    def __init__(self, rank_info: RankInfo, step: int, mark: int, link: costs.Link) -> None:
+    def __init__(
+        self, rank_info: RankInfo, step: int, mark: int, link: costs.Link, note: agreement.Note | None
+    ) -> None:
         self.rank_info = rank_info
         self.step = step
-        self.mark = mark
+        # Frames carry the note in their mark, as they carry the step.
+        self.mark = mark if note is None else mark ^ (note.digest & 0xFFFF)
         self.link = link
+        self.note = note
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
         means = {i: r for i, r in asking.items() if isinstance(r, _Mean)}
+        note, self.note = self.note, None
+        if note is not None and len(asking) == len(means):
+            return await self._means_with(note, means)
         if len(asking) == len(means) == 1:  # nothing to sort: the way of every bucket of `dense`
             return await self._means_of_a_dtype(means)
         gathers = {i: r for i, r in asking.items() if isinstance(r, _Gather)}
@@ -257,13 +295,13 @@ class _Rounds:
             folded, means = means, {}
         answers |= await self._means(means)
         for ragged in (False, True):
-            alike = {i: r for i, r in gathers.items() if r.ragged is ragged}
+            alike = {i: r for i, r in gathers.items() if (r.longest is not None) is ragged}
             if alike:
                 answers |= await self._gathers(alike, folded, ragged)
                 folded = {}
         answers |= await self._broadcasts(broadcasts)
         for ragged in (False, True):
-            alike = {i: r for i, r in scatters.items() if r.ragged is ragged}
+            alike = {i: r for i, r in scatters.items() if (r.longest is not None) is ragged}
             answers |= await self._scatters(alike, ragged)
         for index, request in asking.items():
             if isinstance(request, _Collect):
@@ -276,6 +314,14 @@ class _Rounds:
         size = self.rank_info.size
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
         return inside.sent - alone.sent <= FOLD_BYTES
+
+    async def _means_with(self, note: agreement.Note, means: dict[int, _Mean]) -> dict[int, object]:
+        """The means, and in the same operation the confirmation that all ranks are at the same point."""
+        device = next(iter(means.values())).x.device
+        answers = await self._means(means | {-1: _Mean(note.bits(device), None, payload=False)})
+        if not agreement.same_bits(cast(torch.Tensor, answers.pop(-1)), self.rank_info):
+            await tell_all(note, device)
+        return answers
 
     async def _means(self, means: dict[int, _Mean]) -> dict[int, object]:
         answers: dict[int, object] = {}
@@ -294,10 +340,10 @@ class _Rounds:
             target = torch.empty_like(request.x) if request.out is None else request.out
             # Divided before the sum, as DDP does: a sum of halves overflows less easily.
             torch.mul(request.x, weight, out=target)
-            await self._all_reduce(target if target.dim() == 1 else target.view(-1))
+            await self._all_reduce(target if target.dim() == 1 else target.view(-1), requests)
             return dict.fromkeys(means, target)
         flat = torch.cat([request.x.reshape(-1) for request in requests]).mul_(weight)
-        await self._all_reduce(flat)
+        await self._all_reduce(flat, requests)
         answers: dict[int, object] = {}
         position = 0
         for index, request in means.items():
@@ -306,18 +352,24 @@ class _Rounds:
             answers[index] = piece if request.out is None else request.out.copy_(piece)
         return answers
 
-    async def _all_reduce(self, flat: torch.Tensor) -> None:
+    async def _all_reduce(self, flat: torch.Tensor, requests: Sequence[_Mean]) -> None:
         if flat.numel():
-            await _Ask(frames.AllReduce(flat, flat.numel() * flat.element_size()))
+            numbers = sum(request.x.numel() for request in requests if request.payload)
+            await _Ask(frames.AllReduce(flat, numbers * flat.element_size()))
 
     async def _gathers(
         self, gathers: dict[int, _Gather], folded: dict[int, _Mean], ragged: bool
     ) -> dict[int, object]:
         parts = [part for request in gathers.values() for part in request.parts]
         parts += [request.x for request in folded.values()]
+        longest: list[int] | None = None
+        if ragged:
+            longest = [most for request in gathers.values() for most in request.longest or ()]
+            longest += [request.x.numel() for request in folded.values()]
         frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged)
-        gathered = await self._gather_frames(frame, frames.parts_bytes(parts), ragged)
-        received = [self._unpack(f, parts, ragged, rank) for rank, f in enumerate(gathered)]
+        limit = None if longest is None else frames.longest_frame(parts, longest)
+        gathered = await self._gather_frames(frame, frames.parts_bytes(parts), limit)
+        received = [self._unpack(f, parts, longest, rank) for rank, f in enumerate(gathered)]
         answers: dict[int, object] = {}
         position = 0
         for index, request in gathers.items():
@@ -326,6 +378,9 @@ class _Rounds:
             position = end
         weight = 1.0 / self.rank_info.size
         for index, request in folded.items():
+            for rank, theirs in enumerate(received):
+                if theirs[position].numel() != request.x.numel():
+                    raise frames.PayloadError(f"rank {rank} sent a part of another length than this rank's")
             total = received[0][position] * weight
             for theirs in received[1:]:
                 total += theirs[position] * weight
@@ -335,15 +390,21 @@ class _Rounds:
         return answers
 
     def _unpack(
-        self, frame: torch.Tensor, parts: Sequence[torch.Tensor], ragged: bool, source: int
+        self,
+        frame: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        longest: Sequence[int] | None,
+        source: int,
     ) -> list[torch.Tensor]:
-        return frames.unpack(frame, parts, step=self.step, mark=self.mark, ragged=ragged, source=source)
+        return frames.unpack(frame, parts, step=self.step, mark=self.mark, longest=longest, source=source)
 
-    async def _gather_frames(self, frame: torch.Tensor, payload: int, ragged: bool) -> list[torch.Tensor]:
-        if not ragged:
+    async def _gather_frames(
+        self, frame: torch.Tensor, payload: int, limit: int | None
+    ) -> list[torch.Tensor]:
+        if limit is None:
             gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frame, payload)))
             return list(gathered)
-        sizes = await self._lengths(frame)
+        sizes = await self._lengths(frame, limit)
         transport = costs.cheapest_ragged_gather(sizes, self.link)
         if transport == "direct":
             blocks = (frame,) * self.rank_info.size
@@ -362,18 +423,13 @@ class _Rounds:
         gathered = cast(torch.Tensor, await _Ask(frames.AllGather(padded, payload)))
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
 
-    async def _lengths(self, frame: torch.Tensor) -> list[int]:
+    async def _lengths(self, frame: torch.Tensor, limit: int) -> list[int]:
         """The frame lengths of all ranks: a round of its own, eight bytes per rank."""
         mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
         gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frames.as_bytes(mine), 0)))
         lengths = cast("list[int]", gathered.view(torch.int64).flatten().tolist())
-        self._check_lengths(lengths)
+        _check_lengths(lengths, limit)
         return lengths
-
-    def _check_lengths(self, lengths: Sequence[int]) -> None:
-        for rank, length in enumerate(lengths):
-            if not frames.HEADER_BYTES <= length < 2**33 or length % 8:
-                raise frames.PayloadError(f"rank {rank} announces a payload of {length} bytes: not a frame")
 
     async def _broadcasts(self, broadcasts: dict[int, _Broadcast]) -> dict[int, object]:
         answers: dict[int, object] = {}
@@ -381,9 +437,13 @@ class _Rounds:
             alike = {i: r for i, r in broadcasts.items() if r.src == src}
             parts = [part for request in alike.values() for part in request.parts]
             mine = src == self.rank_info.rank
-            frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
+            if mine:
+                frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
+            else:
+                length = frames.frame_bytes(parts, False)
+                frame = torch.empty(length, dtype=torch.uint8, device=parts[0].device)
             await _Ask(frames.Broadcast(frame, src, frames.parts_bytes(parts) if mine else 0))
-            received = self._unpack(frame, parts, False, src)
+            received = self._unpack(frame, parts, None, src)
             for index, request in alike.items():
                 answers[index] = received[: len(request.parts)]
                 received = received[len(request.parts) :]
@@ -401,13 +461,15 @@ class _Rounds:
             frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged) for parts in outgoing
         )
         lengths = [frames.frame_bytes(mine, ragged)] * self.rank_info.size
+        longest: list[int] | None = None
         if ragged:
-            lengths = await self._lengths_for_me(outgoing_frames)
+            longest = [most for request in scatters.values() for most in request.longest or ()]
+            lengths = await self._lengths_for_me(outgoing_frames, frames.longest_frame(mine, longest))
         payload = sum(frames.parts_bytes(parts) for parts in outgoing)
         arrived = cast(
             "list[torch.Tensor]", await _Ask(frames.AllToAll(outgoing_frames, tuple(lengths), payload))
         )
-        received = [self._unpack(f, mine, ragged, rank) for rank, f in enumerate(arrived)]
+        received = [self._unpack(f, mine, longest, rank) for rank, f in enumerate(arrived)]
         answers: dict[int, object] = {}
         position = 0
         for index, request in scatters.items():
@@ -432,9 +494,9 @@ class _Rounds:
         arrived = cast(
             "list[torch.Tensor]", await _Ask(frames.AllToAll(tuple(blocks), tuple(lengths), payload))
         )
-        return [self._unpack(arrived[rank], parts, False, rank) for rank in senders] if here else []
+        return [self._unpack(arrived[rank], parts, None, rank) for rank in senders] if here else []
 
-    async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor]) -> list[int]:
+    async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor], limit: int) -> list[int]:
         """The lengths of the frames that the ranks have for this one: eight bytes to every other rank."""
         lengths = torch.tensor([f.numel() for f in outgoing], dtype=torch.int64, device=outgoing[0].device)
         blocks = torch.split(frames.as_bytes(lengths), 8)
@@ -442,5 +504,15 @@ class _Rounds:
             "list[torch.Tensor]", await _Ask(frames.AllToAll(blocks, (8,) * self.rank_info.size, 0))
         )
         announced = cast("list[int]", torch.cat(arrived).view(torch.int64).tolist())
-        self._check_lengths(announced)
+        _check_lengths(announced, limit)
         return announced
+
+
+def _check_lengths(lengths: Sequence[int], limit: int) -> None:
+    """Before memory is reserved for what the other ranks announce."""
+    for rank, length in enumerate(lengths):
+        if not frames.HEADER_BYTES <= length <= limit or length % 8:
+            raise frames.PayloadError(
+                f"rank {rank} announces a payload of {length} bytes; this method sends at most {limit}, in "
+                "multiples of 8"
+            )

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from thinwire import log
-from thinwire.core.channel import Channel, Program, StepContext, mark_of, together
+from thinwire.core import agreement
+from thinwire.core.channel import Channel, Program, StepContext, mark_of, tell_all, together
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.routing import Group, Router, View, plan
@@ -87,6 +88,10 @@ class Engine:
         self._optimizer = optimizer
         self._stale: Mapping[str, torch.Tensor] | None = None
         self._has_gradient = True
+        self.confirms = self.remembers  # a session that compares its ranks itself turns this off
+        self._steps_here = 0  # since attach, aborted ones included: equal on all ranks whatever they load
+        self._uncertain = True  # whether all ranks are at the same step
+        self._told = Tally()
         self._last_layouts: list[Layout] = []
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
         self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
@@ -245,11 +250,14 @@ class Engine:
         self.meter.count_step()
         self._stale = None
         self._has_gradient = True
+        self._steps_here += 1
+        self._uncertain = False
         # A method that remembers nothing has no use for a count, nor the data to commit it.
         if committed and self.remembers:
             self.step += 1
         if self.executors and len(self._announced) < 2:
-            self._announced.append(self.meter.total.minus(self._before_step))
+            self._announced.append(self.meter.total.minus(self._before_step).minus(self._told))
+            self._told = Tally()
             if len(self._announced) == 2 and self.rank_info.rank == 0:
                 self._announce(*self._announced)
 
@@ -257,8 +265,31 @@ class Engine:
         layouts = [view.layout for view in views]
         groups, mark = self._plan(layouts)
         self._last_layouts = layouts
+        note = self._note(groups)
+        if note is not None and self._uncertain:
+            # Ranks at different steps may take different operations: they find out before the first one.
+            await tell_all(note, layouts[0].device)
+            self._told = self._told.plus(Tally(1, 0, agreement.RECORD_BYTES))
+            note = None
         tasks = [self._serve(group, views) for group in groups]
-        await together(tasks, self.rank_info, step=self.step, mark=mark, link=self.link)
+        await together(tasks, self.rank_info, step=self.step, mark=mark, link=self.link, note=note)
+
+    def _note(self, groups: Sequence[Group]) -> agreement.Note | None:
+        """Where this rank is: in the first step, in every 64th after it, and in the first after a load."""
+        due = self._uncertain or self._steps_here % agreement.EVERY == 0
+        if not due or not self.confirms or self.rank_info.size == 1:
+            return None
+        return agreement.Note(self.step, agreement.digest_of(self._replicated(groups)))
+
+    def replicated(self, layouts: Sequence[Layout]) -> list[torch.Tensor]:
+        """The tensors of these layouts' states that are equal on all ranks."""
+        return self._replicated(self._plan(list(layouts))[0])
+
+    def _replicated(self, groups: Sequence[Group]) -> list[torch.Tensor]:
+        states = [
+            self.state(group.exchange, group.layout) for group in groups if not group.traits.single_mean
+        ]
+        return [tensor for state in states for tensor in state.tensors("replicated").values()]
 
     async def _serve(self, group: Group, views: Sequence[View]) -> None:
         """Run one exchange on its stretch of memory."""
@@ -340,6 +371,7 @@ class Engine:
 
     def replace_state(self, saved: SavedState, step: int, scale: float) -> None:
         self.states.load(saved)
+        self._uncertain = True
         self.step = step
         self.scale = scale
 

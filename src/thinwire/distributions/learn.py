@@ -31,6 +31,8 @@ from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
 
 Sent = Sequence[Messages | Sums]
+LONGEST_PROBLEM = 4096
+"""Bytes of the text in which a rank says what is wrong with its samples."""
 
 
 @dataclass(frozen=True)
@@ -258,11 +260,11 @@ class _Ranks:
             self.samples = check_samples(samples, self.spec.domain)
             count = len(self.samples)
         except ConfigError as error:
-            problem = str(error).encode()
+            problem = str(error).encode()[:LONGEST_PROBLEM]
         parts = [torch.tensor([count]), torch.frombuffer(bytearray(problem), dtype=torch.uint8)]
         sizes: list[int] = []
         problems: list[str] = []
-        for rank, (theirs, text) in enumerate(await self._gather(parts)):
+        for rank, (theirs, text) in enumerate(await self._gather(parts, [1, LONGEST_PROBLEM])):
             if theirs.numel() != 1 or not 0 <= int(theirs[0]) < 2**48:
                 raise PayloadError(f"rank {rank} does not say how many samples it has")
             sizes.append(int(theirs[0]))
@@ -286,7 +288,8 @@ class _Ranks:
             flat = torch.from_numpy(np.ascontiguousarray(table)).view(-1)
             return [Sums((await added(flat)).numpy().reshape(table.shape), int(quota.sum()))]
         payload = sent.payload if isinstance(sent, Messages) else np.empty(0, np.uint8)
-        received = await self._gather([torch.from_numpy(payload)])
+        longest = (protocol.bits_per_message * int(quota.max()) + 7) // 8
+        received = await self._gather([torch.from_numpy(payload)], [longest])
         return [
             Messages(theirs.numpy(), int(count), int(first))
             for (theirs,), count, first in zip(received, quota, firsts, strict=True)
@@ -297,18 +300,21 @@ class _Ranks:
         if rank in turn.servers:
             payload = protocol.encode(self.samples, self.rng, rank, turn.board).payload
         found: list[Messages] = []
-        for server, (theirs,) in enumerate(await self._gather([torch.from_numpy(payload)])):
+        longest = [protocol.longest(int(sizes.max()))]
+        for server, (theirs,) in enumerate(await self._gather([torch.from_numpy(payload)], longest)):
             if server in turn.servers:
                 found.append(Messages(theirs.numpy(), int(sizes[server]), server))
             elif theirs.numel():
                 raise PayloadError(f"rank {server} writes when it is not its turn")
         return found
 
-    async def _gather(self, parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    async def _gather(
+        self, parts: Sequence[torch.Tensor], longest: Sequence[int]
+    ) -> list[list[torch.Tensor]]:
         found: list[list[list[torch.Tensor]]] = []
 
         async def task(ch: Channel) -> None:
-            found.append(await ch.gather(parts, ragged=True))
+            found.append(await ch.gather(parts, longest=longest))
 
         ch = Channel(self.rank_info, step=0, seed=self.spec.seed, key="", device=torch.device("cpu"))
         mark = mark_of(repr(self.spec))

@@ -232,6 +232,10 @@ class ServerCounts(Protocol[Messages]):
         """Whether a server with so few samples can write a table, and the margin for its coins is enough."""
         return fewest * self.bits * (self.pilot or 1.0) >= 160 + self.domain / 1024
 
+    def longest(self, count: int) -> int:
+        """The bytes of the longest message of a server with so many samples."""
+        return int(self.bits * count) // 8
+
     def _budget(self, count: int, used: Sequence[int]) -> int:
         """Bytes that a server may write next."""
         share = self.pilot if self.pilot and not used else 1.0

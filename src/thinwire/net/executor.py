@@ -43,6 +43,7 @@ class ProcessGroupExecutor:
         if isinstance(op, frames.Commit):
             return op.finite
         begin = time.perf_counter()
+        number = self._liveness.begin(op.name, self.label)
         try:
             end = self._barrier(op)
             answer, cost, length = self._perform(op)
@@ -50,6 +51,8 @@ class ProcessGroupExecutor:
                 sleep_until(end)
         except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
             raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
+        finally:
+            self._liveness.end(number)
         ended = time.perf_counter()
         self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
         return answer
@@ -77,12 +80,15 @@ class ProcessGroupExecutor:
         begin = time.perf_counter()
         liveness, meter, rank_info, label = self._liveness, self.meter, self.rank_info, self.label
         cost_of_this = self._cost_of
+        number = liveness.begin(op.name, label)
 
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
             try:
                 future.value()
             except RuntimeError as error:
                 return done(liveness.diagnose(f"{op.name} of {label}", error))
+            finally:
+                liveness.end(number)
             cost, length = cost_of_this(op, rank_info)
             ended = time.perf_counter()
             meter.count(op.name, tally(op, cost, length, ended - begin), ended)
@@ -95,6 +101,7 @@ class ProcessGroupExecutor:
     ) -> torch.futures.Future[Any]:
         """The same on threads of the throttle: a thread of the group must not wait for a link."""
         begin, label = time.perf_counter(), self.label
+        number = self._liveness.begin(op.name, label)
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def carry_out() -> tuple[float, Callable[[], None]]:
@@ -107,6 +114,8 @@ class ProcessGroupExecutor:
             except BaseException as error:  # nobody else would hear of it
                 unforeseen = error
                 return 0.0, lambda: future.set_result(done(unforeseen))
+            finally:
+                self._liveness.end(number)
 
             def finish() -> None:
                 ended = time.perf_counter()
@@ -140,6 +149,7 @@ class ProcessGroupExecutor:
         """
         if self._courier is not None:
             self._courier.close()
+        self._liveness.close()
         group = self.group
         del self.group
         if dist.is_initialized():

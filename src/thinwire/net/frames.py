@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+import xxhash
 
 from thinwire.errors import PayloadError
 
 MAGIC = 0x77
-VERSION = 1
+VERSION = 2
 RAGGED = 0x80
-_HEADER = struct.Struct("<BBHI")
-HEADER_BYTES = _HEADER.size
+_WHOSE = struct.Struct("<BBHI")  # magic, version, mark, step
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _WHOSE.size + _CHECKSUM.size
 _LIMIT = 2**32
 
 
@@ -90,6 +92,12 @@ def frame_bytes(parts: Sequence[torch.Tensor], ragged: bool) -> int:
     return HEADER_BYTES + _aligned(_table_bytes(len(parts), ragged) + parts_bytes(parts))
 
 
+def longest_frame(parts: Sequence[torch.Tensor], longest: Sequence[int]) -> int:
+    """Length of the frame if every part is as long as it may be."""
+    content = sum(most * part.element_size() for part, most in zip(parts, longest, strict=True))
+    return HEADER_BYTES + _aligned(_table_bytes(len(parts), True) + content)
+
+
 def parts_bytes(parts: Sequence[torch.Tensor]) -> int:
     return sum(part.numel() * part.element_size() for part in parts)
 
@@ -103,6 +111,25 @@ def _table_bytes(count: int, ragged: bool) -> int:
     return 8 * -(-count // 2) if ragged else 0
 
 
+def _memory(buffer: torch.Tensor) -> memoryview:
+    """The bytes of a buffer: its own memory on the CPU, a copy otherwise."""
+    return memoryview(buffer.cpu().numpy())
+
+
+def _checksum(frame: memoryview) -> int:
+    """XXH3 of everything behind the header; the first word of the header is its seed."""
+    (whose,) = _CHECKSUM.unpack_from(frame)
+    return xxhash.xxh3_64_intdigest(frame[HEADER_BYTES:], whose)
+
+
+def seal(frame: torch.Tensor) -> None:
+    """Write the checksum of a frame into its header."""
+    memory = _memory(frame)
+    _CHECKSUM.pack_into(memory, _WHOSE.size, _checksum(memory))
+    if frame.device.type != "cpu":
+        frame[:HEADER_BYTES] = torch.frombuffer(memory[:HEADER_BYTES], dtype=torch.uint8)
+
+
 def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -> torch.Tensor:
     """One uint8 buffer that holds all parts behind a header (and a table of lengths if they may vary)."""
     total = frame_bytes(parts, ragged)
@@ -111,10 +138,10 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     device = parts[0].device if parts else torch.device("cpu")
     buffer = torch.empty(total, dtype=torch.uint8, device=device)
     version = VERSION | (RAGGED if ragged else 0)
-    head = bytearray(_HEADER.pack(MAGIC, version, mark, step % _LIMIT))
+    head = bytearray(HEADER_BYTES + _table_bytes(len(parts), ragged))
+    _WHOSE.pack_into(head, 0, MAGIC, version, mark, step % _LIMIT)
     if ragged:
-        head += struct.pack(f"<{len(parts)}I", *(part.numel() for part in parts))
-        head += bytes(HEADER_BYTES + _table_bytes(len(parts), ragged) - len(head))
+        struct.pack_into(f"<{len(parts)}I", head, HEADER_BYTES, *(part.numel() for part in parts))
     buffer[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
     position = len(head)
     for index in _order(parts):
@@ -122,6 +149,7 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
         buffer[position : position + raw.numel()] = raw
         position += raw.numel()
     buffer[position:] = 0
+    seal(buffer)
     return buffer
 
 
@@ -131,10 +159,12 @@ def unpack(
     *,
     step: int,
     mark: int,
-    ragged: bool,
+    longest: Sequence[int] | None,
     source: int,
 ) -> list[torch.Tensor]:
-    """The parts in a frame, as flat views into it. `templates` give dtypes, and lengths unless ragged.
+    """The parts in a frame, as flat views into it. `templates` give the dtypes.
+
+    They give the lengths as well, unless `longest` has the largest length that each part may have.
 
     Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
     that lie inside the frame or a `PayloadError`.
@@ -142,12 +172,15 @@ def unpack(
     where = f"payload from rank {source}"
     if frame.numel() < HEADER_BYTES:
         raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
-    head = to_bytes(frame[:HEADER_BYTES])
-    magic, version, its_mark, its_step = _HEADER.unpack(head)
+    memory = _memory(frame)
+    magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
     if magic != MAGIC:
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
     if version & ~RAGGED != VERSION:
         raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
+    if _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] != _checksum(memory):
+        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
+    ragged = longest is not None
     if bool(version & RAGGED) != ragged:
         raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
     if its_step != step % _LIMIT:
@@ -156,16 +189,25 @@ def unpack(
             "load the same checkpoint on every rank"
         )
     if its_mark != mark:
-        raise PayloadError(f"{where} belongs to other tensors or another method than this rank's")
+        raise PayloadError(
+            f"{where} belongs to other tensors, another method or another state than this rank's: load the same "
+            "checkpoint on every rank, or on none"
+        )
     body = frame.numel() - HEADER_BYTES
     table = _table_bytes(len(templates), ragged)
-    if ragged:
+    if longest is None:
+        lengths = [template.numel() for template in templates]
+    else:
         if body < table:
             raise PayloadError(f"{where} is too short for its table of {len(templates)} lengths")
-        raw = to_bytes(frame[HEADER_BYTES : HEADER_BYTES + table])
-        lengths = list(struct.unpack_from(f"<{len(templates)}I", raw))
-    else:
-        lengths = [template.numel() for template in templates]
+        lengths = list(
+            cast("tuple[int, ...]", struct.unpack_from(f"<{len(templates)}I", memory, HEADER_BYTES))
+        )
+        for number, (length, most) in enumerate(zip(lengths, longest, strict=True)):
+            if length > most:
+                raise PayloadError(
+                    f"{where} has {length} entries in part {number}, which holds at most {most}"
+                )
     needed = table + sum(n * t.element_size() for n, t in zip(lengths, templates, strict=True))
     if _aligned(needed) != body:
         raise PayloadError(f"{where} has {body} bytes for parts that need {needed}: truncated or too long")

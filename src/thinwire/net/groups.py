@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from thinwire.errors import PeerError, ThinwireError
-from thinwire.net.liveness import default_store, timeout_of
+from thinwire.net.liveness import timeout_of
+from thinwire.net.roll_call import default_store
 
 
 def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.ProcessGroup]:

@@ -1,11 +1,9 @@
-"""Which ranks are missing: when an operation fails, the ranks that notice report it in the group's store."""
+"""Turns a failed operation into an error that names the ranks that are missing, and no others."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import threading
-import time
+import weakref
 from datetime import timedelta
 from typing import Any, cast
 
@@ -13,81 +11,70 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from thinwire.errors import PeerError
+from thinwire.net.roll_call import Answers, RollCall
 
-GRACE_SECONDS = 3.0
+_sessions: weakref.WeakValueDictionary[str, RollCall] = weakref.WeakValueDictionary()
+# An operation that has waited for almost the timeout failed because somebody did not come.
+_TIMED_OUT = 0.9
 
 
 class Liveness:
-    """Turns a failed operation into a `PeerError` that names the ranks that did not report."""
+    """What an executor says of its operations, and the diagnosis of one that failed."""
 
     def __init__(self, group: dist.ProcessGroup, session: str) -> None:
         self._rank = group.rank()
-        self._size = group.size()
         self._ranks = dist.get_process_group_ranks(group)
-        self._prefix = f"thinwire/reports/{session}"  # one for all lanes: a rank reports its first failure
         self.timeout = timeout_of(group)
+        known = _sessions.get(session)  # one for all lanes
+        self._owns = known is None
+        self._call = _sessions[session] = known or RollCall(session, self._rank, group.size())
+        self.begin, self.end = self._call.begin, self._call.end
 
     def diagnose(self, operation: str, error: BaseException) -> PeerError:
-        """Report this rank's failure, wait briefly for the others' reports, and name the silent ranks."""
-        known = self._reports(operation)
-        if known is None:
+        """Call all ranks, unless another rank has done so, and say who is missing."""
+        answers = self._call.answers()
+        if answers is None:
             who = "the rendezvous store does not answer: its host (usually rank 0) is gone"
         else:
-            silent = [self._ranks[r] for r in range(self._size) if r not in known and r != self._rank]
-            heard = ", ".join(f"rank {self._ranks[r]} in {what}" for r, what in sorted(known.items()))
-            if silent:
-                names = ", ".join(str(rank) for rank in silent)
-                who = f"no word from rank {names}: dead, stalled or gone another way"
-                who += f" (also waiting: {heard})" if heard else ""
-            elif all(what == operation for what in known.values()):
-                who = "every rank reports this failure: one came later than the timeout, perhaps this one"
-            else:
-                who = f"every rank is alive, but they stopped in different operations: {heard}"
+            who = self._who(answers, operation)
         cause = plain(str(error)) or type(error).__name__
         return PeerError(f"{operation} failed on rank {self._ranks[self._rank]}: {who}. Cause: {cause}")
 
-    def _reports(self, operation: str) -> dict[int, str] | None:
-        """The reports of the other ranks; None if the store does not answer."""
-        known: dict[int, str] | None = None
+    def _who(self, answers: Answers, operation: str) -> str:
+        dead = [rank for rank, answer in answers.items() if answer is None]
+        left = [rank for rank, answer in answers.items() if answer is not None and answer.left]
+        waiting = {r: a for r, a in answers.items() if a is not None and a.operation is not None}
+        idle = [rank for rank, answer in answers.items() if rank not in (*dead, *left, *waiting)]
+        waited = max((answer.seconds for answer in waiting.values()), default=0.0)
+        timed_out = waited >= _TIMED_OUT * self.timeout.total_seconds()
+        also = [f"rank {self._ranks[r]} in {a.operation}" for r, a in waiting.items() if r != self._rank]
+        others = f" (also waiting: {', '.join(also)})" if also else ""
+        if self._rank in dead or (self._rank in idle and timed_out and not dead):
+            return "every other rank reports this failure: one came later than the timeout, perhaps this one"
+        if dead:
+            return f"no word from rank {self._named(dead)}: dead, stopped or cut off{others}"
+        if left:
+            return f"rank {self._named(left)} has left: it detached, or its program ended{others}"
+        if idle and timed_out:
+            return f"no word from rank {self._named(idle)}: stalled or gone another way{others}"
+        if idle or len({answer.operation for answer in waiting.values()}) == 1:
+            return "every rank is alive: a connection broke, or one came later than the timeout, perhaps this one"
+        listing = ", ".join(f"rank {self._ranks[r]} in {a.operation}" for r, a in waiting.items())
+        return f"every rank is alive, but they stopped in different operations: {listing}"
 
-        def ask() -> None:
-            nonlocal known
-            with contextlib.suppress(RuntimeError):  # includes torch's DistError: the store's host has left
-                known = self._exchange_reports(operation)
+    def _named(self, ranks: list[int]) -> str:
+        return ", ".join(str(self._ranks[rank]) for rank in ranks)
 
-        asking = threading.Thread(target=ask, name="thinwire-diagnosis", daemon=True)
-        asking.start()
-        asking.join(GRACE_SECONDS + 2.0)
-        return known
-
-    def _exchange_reports(self, operation: str) -> dict[int, str]:
-        store = _own_connection()
-        store.set(f"{self._prefix}/{self._rank}", operation)
-        known: dict[int, str] = {}
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and len(known) < self._size - 1:
-            for rank in range(self._size):
-                key = f"{self._prefix}/{rank}"
-                if rank != self._rank and rank not in known and store.check([key]):
-                    known[rank] = bytes(store.get(key)).decode()
-            time.sleep(0.05)
-        return known
+    def close(self) -> None:
+        """The session ends on this rank."""
+        if self._owns:
+            self._call.close()
 
 
 def plain(text: str) -> str:
     """The first line of a gloo error message, without the source location and the advice after it."""
     line = text.strip().partition("\n")[0]
     return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).partition(" This is typically")[0].rstrip(". ")
-
-
-def default_store() -> Any:
-    return c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-
-
-def _own_connection() -> Any:
-    """A second connection to the default store: another thread may be waiting on the program's own."""
-    store = default_store()
-    return store.clone() if hasattr(store, "clone") else store
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:

@@ -168,7 +168,14 @@ class Handshake:
 Gather = Callable[[bytes], Sequence[bytes]]
 
 
-def prove_to_all(secret: Secret, rank: int, content: bytes, gather: Gather, context: str = "session") -> None:
+def prove_to_all(
+    secret: Secret,
+    rank: int,
+    content: bytes,
+    gather: Gather,
+    context: str = "session",
+    names: Sequence[int] | None = None,
+) -> None:
     """Every rank proves to all others that it knows the secret and has the same content.
 
     Args:
@@ -176,6 +183,7 @@ def prove_to_all(secret: Secret, rank: int, content: bytes, gather: Gather, cont
         content: what the ranks agree on, equal on all.
         gather: gives every rank's bytes, in the order of the ranks; all ranks pass equally many. It is called
             twice, on every rank, whatever comes.
+        names: what to call the ranks in an error, if the group has only some of a world's.
 
     Raises `DisagreementError` naming the ranks whose proof does not hold. A rank with a wrong secret finds
     that no other rank's proof holds; the others find that its proof does not.
@@ -189,8 +197,9 @@ def prove_to_all(secret: Secret, rank: int, content: bytes, gather: Gather, cont
         if not secret.proves(proof, f"rank {other} of {len(nonces)}", *parts)
     ]
     if len(proofs) != len(nonces) or wrong:
-        names = ", ".join(map(str, wrong))
+        called = names or range(len(nonces))
+        who = ", ".join(str(called[other]) for other in wrong)
         raise DisagreementError(
-            f"{DIFFERS}: rank {names} could not prove to know the secret of rank {rank}; give all ranks the "
+            f"{DIFFERS}: rank {who} could not prove to know the secret of rank {called[rank]}; give all ranks the "
             f"same secret ({VARIABLE} or {FILE_VARIABLE})"
         )

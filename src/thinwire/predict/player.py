@@ -207,6 +207,7 @@ class Player:
     def _played(self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int) -> _Played:
         session = self._session(rank_info)
         session.engine.step = step
+        session.engine.confirms = False  # one step in 64 does, and it is not the step to predict
         mirror = Mirror(rank_info, sent)
 
         def turn(number: int) -> tuple[Job, ...]:

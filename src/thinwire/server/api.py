@@ -15,8 +15,8 @@ import torch.distributed as dist
 from thinwire import kernels, log
 from thinwire.core import checks
 from thinwire.errors import ConfigError, DisagreementError, PeerError, ThinwireError
-from thinwire.net.liveness import default_store
 from thinwire.net.meter import Meter
+from thinwire.net.roll_call import default_store
 from thinwire.net.secret import DIFFERS, PROOF_BYTES, Secret
 from thinwire.net.transport import own_connection, run
 from thinwire.server import checkpoint as checkpoints

@@ -15,6 +15,7 @@ from thinwire.averaging.base import Schedule
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import Block, cut
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
+from thinwire.core.agreement import EVERY, digest_of
 from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.core.engine import Engine
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
@@ -86,6 +87,8 @@ class PeriodicSession(BaseSession):
             seed=seed,
             link=link,
         )
+        self.engine.confirms = False  # sync rounds do
+        self._confirmed = False
         self.under_way: list[tuple[SyncRound, Callable[[], None]]] = []
         self._lanes: Lanes | None = None
         self._announced = False
@@ -276,11 +279,20 @@ class PeriodicSession(BaseSession):
                 dense |= self._optimizer_tensors.of(fragment.pieces)
         step = self.clock.step
         which = [*numbers, *([-1] if forced else [])]
-        sync_round = SyncRound(step, self.sync_rounds, which, fragments, dense, step + delay)
+        sync_round = SyncRound(step, self.sync_rounds, which, fragments, dense, step + delay, self._digest())
         self.sync_rounds += 1
         with torch.no_grad():
             sync_round.snapshot()
         return sync_round
+
+    def _digest(self) -> int:
+        """Of what is equal on all ranks; in the first sync round, the first after a load and every 64th."""
+        if self._confirmed and self.sync_rounds % EVERY:
+            return 0
+        self._confirmed = True
+        layouts = [layout for fragment in self.fragments for layout in fragment.layouts]
+        common = [tensor for block in self.blocks for tensor in (block.anchor, block.velocity)]
+        return digest_of([t for t in common if t is not None] + self.engine.replicated(layouts))
 
     async def _program(self, sync_round: SyncRound) -> None:
         for each in self.engine.executors:
@@ -404,6 +416,7 @@ class PeriodicSession(BaseSession):
         """
         self._wait_for_all()
         periodic_checkpoint.load(self, state, on_resize)
+        self._confirmed = False
 
     def detach(self) -> None:
         """Stop: no more sync rounds. The replicas stay as they are; `finish` synchronises them first."""

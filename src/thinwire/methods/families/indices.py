@@ -51,6 +51,11 @@ def code_bytes(n: int, k: int) -> int:
     return 0 if way == "none" else _ways(n, k)[way]
 
 
+def longest(n: int) -> int:
+    """The bytes of the longest code of any number of indices: a bitmap is always possible."""
+    return -(-n // 8)
+
+
 def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
     """The code of ascending int32 indices, as uint8."""
     k = indices.numel()

@@ -69,7 +69,7 @@ class SampledMean:
 async def gather(x: torch.Tensor, sample: Sampler, ch: Channel) -> SampledMean:
     """The entries of all ranks."""
     n = x.numel()
-    received = await ch.gather([encode(n, sample(x, ch.private_seed()))], ragged=True)
+    received = await ch.gather([encode(n, sample(x, ch.private_seed()))], longest=[longest(n)])
     return SampledMean([entries for (code,) in received for entries in decode(code, n)])
 
 
@@ -81,13 +81,13 @@ async def split(x: torch.Tensor, sample: Sampler, ch: Channel) -> SampledMean:
     widths = [end - begin for begin, end in pairwise(begins)]
     pieces = sample(x, ch.private_seed()).cut(begins)
     coded = [[encode(width, piece)] for width, piece in zip(widths, pieces, strict=True)]
-    received = await ch.scatter(coded, ragged=True)
+    received = await ch.scatter(coded, longest=[longest(share)])
     own = widths[ch.rank]
     mean = torch.empty(own, device=x.device)
     SampledMean([entries for (code,) in received for entries in decode(code, own)]).write(mean)
     # A non-finite mean is sure to be sent, so every rank learns of it.
     again = encode(own, sample(mean, ch.private_seed() - 1))
-    gathered = await ch.gather([again], ragged=True)
+    gathered = await ch.gather([again], longest=[longest(share)])
     owners = [decode(code, width) for (code,), width in zip(gathered, widths, strict=True)]
     return SampledMean([_joined(lists, begins) for lists in zip(*owners, strict=True)])
 
@@ -124,6 +124,11 @@ def encode(n: int, sample: Sample) -> torch.Tensor:
         head.append(torch.tensor([magnitude], dtype=torch.float32, device=sure.device).view(torch.uint8))
         coded.append(rice(drawn, n, rice_bits(n, drawn.numel()), signed=True))
     return torch.cat([*head, *coded])
+
+
+def longest(n: int) -> int:
+    """The bytes of the longest code: all values, and less than 4 bits per entry for each list of positions."""
+    return _LONGEST_HEAD + 4 * n + 2 * (-(-n // 2) + 1)
 
 
 def decode(code: torch.Tensor, n: int) -> tuple[Entries, Entries]:

@@ -131,7 +131,7 @@ class Sparse(Exchange):
         if self.splits(n, k, ch.size):
             return await self._split(c, n, k, ch)
         parts, lost = self._encode(c, n, ch.private_seed())
-        received = await ch.gather(parts, ragged=self.ragged)
+        received = await ch.gather(parts, longest=self._longest(parts, n) if self.ragged else None)
         entries = [self._decode(theirs, n) for theirs in received]
         return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)])
 
@@ -149,7 +149,8 @@ class Sparse(Exchange):
             pieces.append(parts)
             if missing is not None:
                 lost.append((c.indices[mine].long(), missing))
-        received = [self._decode(parts, share) for parts in await ch.scatter(pieces, ragged=True)]
+        scattered = await ch.scatter(pieces, longest=self._longest(pieces[ch.rank], share))
+        received = [self._decode(parts, share) for parts in scattered]
         reduced = torch.empty(share, device=c.values.device)
         SparseMean(received).write(reduced)
         # A non-finite sum counts as the largest, so every rank receives it.
@@ -183,6 +184,13 @@ class Sparse(Exchange):
         count = torch.tensor([c.indices.numel()], dtype=torch.int32, device=c.indices.device)
         parts = codec.encode(c.values, seed)
         return [coded, count, *parts], c.values - codec.decode([parts], c.values.numel())
+
+    def _longest(self, parts: Sequence[torch.Tensor], n: int) -> list[int]:
+        """The largest lengths of these parts, if all n entries are sent."""
+        if self.values is None:
+            return [index_code.longest(n), n]
+        coded = self.values.code_bytes(n)
+        return [index_code.longest(n), 1, *(coded // part.element_size() for part in parts[2:])]
 
     def _decode(self, parts: Sequence[torch.Tensor], n: int) -> Entries:
         codec = self.values
