@@ -73,6 +73,13 @@ class StateStore:
                         result.setdefault(name, {})[field] = tensor.clone()
         return result
 
+    def replicated(self) -> Entries:
+        """A copy of the fields that belong to a layout as a whole, without those of single coordinates."""
+        result = _copy(self._loose.replicated)
+        for live in self._live.values():
+            result |= _copy(_pieces(live).replicated)
+        return result
+
     def residuals(self) -> dict[str, torch.Tensor]:
         """The part of past gradients that has not been sent yet, by parameter."""
         found: dict[str, torch.Tensor] = {}

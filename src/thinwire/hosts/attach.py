@@ -33,6 +33,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    manager: Any = None,
 ) -> PeriodicSession: ...
 
 
@@ -47,6 +48,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    manager: Any = None,
 ) -> Session: ...
 
 
@@ -61,6 +63,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    manager: Any = None,
 ) -> BaseSession: ...
 
 
@@ -74,6 +77,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    manager: Any = None,
 ) -> BaseSession:
     """Train a model with a method; the training loop stays as it is.
 
@@ -103,8 +107,15 @@ def attach(
         optimizer: the optimizer in use. A schedule needs it. A method with momentum of its own refuses an
             optimizer with momentum. If replicas drift, the optimizer's state is averaged with them.
         process_group: for a bare model: the ranks to synchronise with; None is the default group.
+        manager: a `torchft.Manager`: average over its replica groups, which come and go, instead of over a
+            process group. The model is then a bare one, also for methods that average gradients: that
+            happens inside `manager.should_commit()` (see the guide on torchft).
     """
+    if manager is not None and process_group is not None:
+        raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
+        if manager is not None:
+            raise ConfigError("auto measures once, but replica groups come and go: choose a method yourself")
         return attach_auto(
             model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
         )
@@ -113,6 +124,18 @@ def attach(
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model):
         raise ConfigError("this model has a thinwire session already: detach() it first")
+    if manager is not None:
+        from thinwire.hosts.torchft import attach_managed
+
+        return attach_managed(
+            model,
+            cast(Exchange | Schedule, chosen),
+            manager,
+            seed=seed,
+            dense_below=dense_below,
+            scaler=scaler,
+            optimizer=optimizer,
+        )
     if isinstance(chosen, Exchange):
         if process_group is not None:
             raise ConfigError(

@@ -50,7 +50,7 @@ def attach_schedule(
     session = PeriodicSession(module, method, optimizer, process_group, seed=seed, dense_below=dense_below)
     if isinstance(model, DistributedDataParallel):
         session.on_detach(_silence(model))
-    session.on_detach(_watch(optimizer, session))
+    session.on_detach(watch_optimizer(optimizer, session))
     if scaler is not None:
         session.on_detach(_watch_scaler(scaler, optimizer, session))
     _scheduled.add(module)
@@ -58,7 +58,9 @@ def attach_schedule(
     return session
 
 
-def _watch(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
+def watch_optimizer(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
+    """Call the session after every step; returns how to stop it."""
+
     def after_step(stepped: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         session.after_step()
 
