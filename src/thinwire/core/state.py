@@ -73,11 +73,14 @@ class StateStore:
                         result.setdefault(name, {})[field] = tensor.clone()
         return result
 
-    def replicated(self) -> Entries:
-        """A copy of the fields that belong to a layout as a whole, without those of single coordinates."""
-        result = _copy(self._loose.replicated)
+    def save(self) -> SavedState:
+        """A copy of everything."""
+        result = SavedState(_copy(self._loose.residuals), _copy(self._loose.replicated))
         for live in self._live.values():
-            result |= _copy(_pieces(live).replicated)
+            pieces = _pieces(live)
+            for name, fields in _copy(pieces.residuals).items():
+                result.residuals.setdefault(name, {}).update(fields)
+            result.replicated |= _copy(pieces.replicated)
         return result
 
     def residuals(self) -> dict[str, torch.Tensor]:

@@ -26,11 +26,11 @@ from thinwire.core.state import SavedState, check_entries
 from thinwire.drivers.blocking import drive_until_commit, finish
 from thinwire.errors import DisagreementError, PeerError, ThinwireError
 from thinwire.net import frames
-from thinwire.net.executor import ProcessGroupExecutor
 from thinwire.net.handshake import agree
 from thinwire.net.liveness import plain
 from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
+from thinwire.net.reconfigurable import ReconfigurableExecutor
 
 KEY = "thinwire"
 """The name of a session's part in the state that torchft's manager sends to a group that is behind."""
@@ -70,11 +70,6 @@ class _Member(NamedTuple):
         return _Member(int.from_bytes(data[:8], "little"), data[8:24].hex(), data[24:40].hex(), name)
 
 
-class _Diagnosis:
-    def diagnose(self, operation: str, error: BaseException) -> PeerError:
-        return PeerError(f"{operation} failed: {plain(str(error)) or type(error).__name__}")
-
-
 class ReplicaGroups:
     """This group and the others of the quorum, for one session.
 
@@ -83,6 +78,10 @@ class ReplicaGroups:
         engine: its rank and process group follow the quorum.
         describe: the settings that must be equal on all groups.
         common: the tensors that are equal on all groups between two steps.
+        keep_late: whether a group that is behind keeps its change; only the log speaks of it.
+
+    `age` counts the steps that this group has committed. `contributed` has the last committed step of each
+    group, by its `session`.
     """
 
     def __init__(
@@ -91,6 +90,8 @@ class ReplicaGroups:
         engine: Engine,
         describe: Callable[[], dict[str, Any]],
         common: Callable[[], Sequence[torch.Tensor]],
+        *,
+        keep_late: bool = False,
     ) -> None:
         self._manager = manager
         self._engine = engine
@@ -98,11 +99,14 @@ class ReplicaGroups:
         self._common = common
         self._vote = manager.should_commit
         self._group: dist.ProcessGroup | None = None
-        self._session = uuid.uuid4().hex
-        self._name = str(cast(Any, manager)._replica_id or self._session[:8])
+        self.session = uuid.uuid4().hex
+        self._name = str(cast(Any, manager)._replica_id or self.session[:8])
         self._others: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._keep_late = keep_late
         self._size = 0
-        self._age = 0
+        self.age = 0
+        self.contributed: dict[str, int] = {}
         # A sum over ranks that come and go is not that of the ranks that are there: such methods start anew.
         self._restarts = any(
             engine.router.exchange_for(layout.slots[0]).init(layout).tensors("own")
@@ -123,21 +127,27 @@ class ReplicaGroups:
         not committed by any group: both are equal on all of them.
         """
         request: frames.Commit | None = None
+        failure: str | None = None
         try:
             self._join()
             request = drive_until_commit(program, self._engine.executor.execute)
             if only_finite is not None and not (request.finite if request is not None else only_finite()):
                 self._report(ThinwireError("a group's numbers are not finite"))
         except PeerError as error:
-            self._report(error)
-            self._abort()
+            failure = str(error)
         finally:
             if request is None:
                 program.close()
+        if failure is not None:
+            self._abort()
+            self._report(PeerError(failure))
+        step = self._manager.current_step()
         committed = self._vote(timeout) if timeout is not None else self._vote()
         if request is not None:
             finish(program, committed and request.finite)
-        self._age += committed
+        if committed:
+            self.age += 1
+            self.contributed |= dict.fromkeys((self.session, *self._others), step)
         return committed
 
     def _report(self, error: Exception) -> None:
@@ -147,8 +157,12 @@ class ReplicaGroups:
         log.warning("%s: step %d is aborted on this group (%s)", self._name, step, error)
 
     def _abort(self) -> None:
-        """Close the connections, so that no other group waits for this one."""
-        self._engine.executors, self._group = [], None
+        """Close the connections, so that no other group waits for this one.
+
+        gloo closes them with the last reference to the process group. So an error that torchft keeps must
+        not have a traceback.
+        """
+        self.leave()
         cast(Any, self._manager)._pg.abort()
 
     # -- a new process group -----------------------------------------------------------------------------
@@ -163,9 +177,9 @@ class ReplicaGroups:
             return
         members = self._introduce(group)
         self._group = group
-        self._engine.executors = [ProcessGroupExecutor(group, self._engine.meter, diagnosis=_Diagnosis())]
+        self._engine.executors = [ReconfigurableExecutor(group, self._engine.meter)]
         self._engine.rank_info = RankInfo(group.rank(), group.size())
-        self._note_changes({m.session: m.name for m in members if m.session != self._session})
+        self._note_changes({m.session: m.name for m in members if m.session != self.session})
         if self._restarts:
             self._engine.states.load(SavedState({}, {}))
         elif self._size:
@@ -175,10 +189,10 @@ class ReplicaGroups:
 
     def _introduce(self, group: dist.ProcessGroup) -> list[_Member]:
         """Compare the settings of all groups. Whoever differs from the oldest ones must leave."""
-        executor = ProcessGroupExecutor(group, Meter(), diagnosis=_Diagnosis())  # not the training's traffic
+        executor = ReconfigurableExecutor(group, Meter())  # not the training's traffic
         settings = self._describe() | {"model": _digest(self._common())}
         text = json.dumps(settings, sort_keys=True).encode()
-        me = _Member(self._age, self._session, hashlib.blake2b(text, digest_size=16).hexdigest(), self._name)
+        me = _Member(self.age, self.session, hashlib.blake2b(text, digest_size=16).hexdigest(), self._name)
         gathered = cast(torch.Tensor, executor.execute(frames.AllGather(me.pack(), 0)))
         members = [_Member.unpack(row) for row in gathered]
         if len({member.settings for member in members}) > 1:
@@ -193,45 +207,56 @@ class ReplicaGroups:
         return members
 
     def _note_changes(self, others: dict[str, str]) -> None:
-        left = [name for session, name in self._others.items() if session not in others]
-        joined = [name for session, name in others.items() if session not in self._others]
+        """Say who is there no more, and who is there again."""
+        gone = [name for session, name in self._others.items() if session not in others]
+        new = [name for session, name in others.items() if session not in self._seen]
+        back = [name for session, name in others.items() if session in self._seen - self._others.keys()]
         first, self._others = not self._size, others
+        self._seen |= others.keys()
         if first or self._engine.rank_info.rank != 0:
             return
         count = len(others) + 1
-        if left:
-            log.warning("%s left: its residuals are dropped; %d groups go on", ", ".join(left), count)
-        if joined:
-            log.info("%s joined with empty residuals: %d groups", ", ".join(joined), count)
+        fate = (
+            "its change comes later if it was only late" if self._keep_late else "its residuals are dropped"
+        )
+        if gone:
+            log.warning("%s left: %s; %d groups go on", ", ".join(gone), fate, count)
+        if new:
+            log.info("%s joined with empty residuals: %d groups", ", ".join(new), count)
+        if back:
+            log.info("%s is back: %d groups", ", ".join(back), count)
 
     # -- the state of a group that is behind -------------------------------------------------------------
 
     def save(self) -> dict[str, Any]:
         """The state that is equal on all groups; residuals are each group's own."""
         return {
-            "method": repr(self._engine.method),
+            "method": str(self._engine.method),
             "parameters": self._engine.described_parameters(),
             "seed": self._engine.seed,
-            "state": self._engine.states.replicated(),
+            "state": self._engine.states.save().replicated,
         }
 
-    def load(self, given: Mapping[str, Any]) -> None:
-        """Start from a peer's state, with empty residuals."""
+    def load(self, given: Mapping[str, Any], *, keep_residuals: bool = False) -> None:
+        """Start from a peer's state, with empty residuals unless this group's own are still to be sent."""
         engine = self._engine
         found = schema.check(
             {
-                "method": schema.equal(repr(engine.method)),
+                "method": schema.equal(str(engine.method)),
                 "parameters": schema.parameters(engine.described_parameters()),
                 "seed": schema.equal(engine.seed),
                 "state": schema.mapping(),
             },
             given,
-            "the peer's state",
+            "the peer",
         )
         layouts, exchange_for = engine.checkpoint_layouts(), engine.router.exchange_for
         kept = check_entries(found["state"], layouts, exchange_for, complete=False)
-        engine.states.load(SavedState({}, kept.replicated))
-        if self._age or self._manager.current_step():
+        own = engine.states.save().residuals if keep_residuals else {}
+        engine.states.load(SavedState(own, kept.replicated))
+        if keep_residuals:
+            log.warning("%s was late: its change is part of the next sync round", self._name)
+        elif self.age or self._manager.current_step():
             log.warning("%s starts from a peer's model, with empty residuals", self._name)
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -248,8 +273,9 @@ class ReplicaGroups:
         return remove
 
     def leave(self) -> None:
-        """The process group is torchft's own: it is not closed here."""
-        self._engine.executors, self._group = [], None
+        """Use the process group no more; torchft closes it."""
+        self._engine.close()
+        self._group = None
 
 
 def has_session(manager: Manager) -> bool:

@@ -7,6 +7,7 @@ sync round; between them nobody waits for anybody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, cast
@@ -196,7 +197,8 @@ class ManagedPeriodicSession(PeriodicSession):
 
     The first sync round is in `attach`: a group that joins waits there for the next sync round of the others
     and starts from their common model. If this group does not commit, its model stays as it is, and its
-    change since the last common model is part of the next sync round.
+    change since the last common model is part of the next sync round. If the others have committed a sync
+    round without it, it starts from their model; with a `deadline` its change is kept, too.
     """
 
     def __init__(
@@ -220,11 +222,15 @@ class ManagedPeriodicSession(PeriodicSession):
         self._manager = manager
         self._committed = False
         self._synced = 0
+        self._peer: Mapping[str, Any] | None = None
+        self._attempt: tuple[int, list[torch.Tensor]] | None = None
+        self._warned = False
         self._groups = ReplicaGroups(
             manager,
             self.engine,
             lambda: self.engine.describe() | self.describe(),
             lambda: [tensor for own in self._common().values() for tensor in own.values()],
+            keep_late=method.patience is not None,
         )
         self.on_detach(self._groups.register(self._load_from_peer, self._save_for_peer))
         self.on_detach(self._groups.leave)
@@ -249,14 +255,24 @@ class ManagedPeriodicSession(PeriodicSession):
         self, numbers: Sequence[int], delay: int, *, buffers: bool, forced: bool = False
     ) -> SyncRound:
         """All of the model, and after the quorum: a group that is behind gets the common model there."""
+        own = [block.change() for block in self.blocks] if self._keeps_change else []
+        self._peer = None
+        begin = time.monotonic()
         self._manager.start_quorum()
+        if own and self._peer is not None:
+            self._catch_up(own, self._peer)
+        elif own:
+            self._check_wait(time.monotonic() - begin)
         self.sync_rounds = self._manager.current_step()
         return super()._sync_round([0], 0, buffers=True)
 
     def _sync_now(self, sync_round: SyncRound) -> None:
         before = self.meter.total
+        if self._keeps_change:
+            self._attempt = self._manager.current_step(), [change.clone() for change in sync_round.changes]
         self._committed = self._groups.run(Timed(self._program(sync_round), self.meter))
         if self._committed:
+            self._attempt = None
             self._announce(self.meter.total.minus(before))
             self._apply(sync_round)
             self._synced = self.clock.synced = sync_round.step
@@ -264,13 +280,44 @@ class ManagedPeriodicSession(PeriodicSession):
             self.clock.synced = self._synced
             log.warning("the change of this group is part of its next sync round")
 
+    # -- a group that was late ---------------------------------------------------------------------------
+
+    @property
+    def _keeps_change(self) -> bool:
+        """Whether this group's change is kept if it is behind: with a deadline, and if it is not new."""
+        return self.method.patience is not None and self._groups.age > 0
+
+    def _catch_up(self, own: list[torch.Tensor], peer: Mapping[str, Any]) -> None:
+        """Put this group's change on top of the common model, unless a sync round of the others has it."""
+        attempt = self._attempt
+        if attempt is not None and peer["contributed"].get(self._groups.session) == attempt[0]:
+            # This group failed where the others went through: they have what it had sent.
+            for change, sent in zip(own, attempt[1], strict=True):
+                change.sub_(sent)
+        with torch.no_grad():
+            for block, change in zip(self.blocks, own, strict=True):
+                block.write(block.anchor.to(change.device) - change)
+
+    def _check_wait(self, seconds: float) -> None:
+        deadline = cast(float, self.method.patience)
+        if seconds > deadline + 1 and not self._warned:
+            self._warned = True
+            log.warning(
+                "a sync round waited %.1f s, longer than deadline=%g: the lighthouse decides how long; start "
+                "it with --join_timeout_ms %d",
+                seconds,
+                deadline,
+                round(1000 * deadline),
+            )
+
     # -- the state of a group that is behind -------------------------------------------------------------
 
     def _save_for_peer(self) -> dict[str, Any]:
         return {
             **self._groups.save(),
-            "schedule": repr(self.method),
+            "schedule": str(self.method),
             "clock": self.clock.save(),
+            "contributed": dict(self._groups.contributed),
             **{
                 field: {key: kept.clone() for key, kept in own.items()}
                 for field, own in self._common().items()
@@ -282,14 +329,16 @@ class ManagedPeriodicSession(PeriodicSession):
         common = self._common()
         found = schema.check(
             {
-                "schedule": schema.equal(repr(self.method)),
+                "schedule": schema.equal(str(self.method)),
                 "clock": schema.record(dict.fromkeys(COUNTERS, schema.whole())),
+                "contributed": schema.mapping(),
                 **{field: schema.tensors(own) for field, own in common.items()},
             },
             given,
-            "the peer's state",
+            "the peer",
         )
-        self._groups.load(given)
+        self._groups.load(given, keep_residuals=self._keeps_change)
+        self._peer = found
         self.clock.load(found["clock"])
         with torch.no_grad():
             for field, own in common.items():

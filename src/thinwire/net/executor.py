@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import ConfigError, PeerError, ThinwireError
+from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.handshake import agree
 from thinwire.net.link import Links, parse
@@ -24,24 +24,10 @@ from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
 Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllToAll
 
 
-class Diagnosis(Protocol):
-    """Turns torch's error of a failed operation into one that says more."""
-
-    def diagnose(self, operation: str, error: BaseException) -> PeerError: ...
-
-
 class ProcessGroupExecutor:
     """Operations on one private group: issued by one thread at a time, in the same order on every rank."""
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        meter: Meter,
-        session: str | None = None,
-        *,
-        diagnosis: Diagnosis | None = None,
-    ) -> None:
-        """With `diagnosis` the group need not be one that `torch.distributed` knows."""
+    def __init__(self, group: dist.ProcessGroup, meter: Meter, session: str | None = None) -> None:
         self.group = group
         self.meter = meter
         self.rank_info = RankInfo(group.rank(), group.size())
@@ -49,9 +35,8 @@ class ProcessGroupExecutor:
         self.pace: Pace | None = None
         self._shortest_barrier = math.inf
         self._courier: Courier | None = None
-        backend = dist.get_backend(group) if diagnosis is None else group.name()
-        self._cost_of = cost_on_gloo if backend == "gloo" else cost_of
-        self._liveness = diagnosis or Liveness(group, session or group.group_name)
+        self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
+        self._liveness = Liveness(group, session or group.group_name)
 
     def execute(self, op: frames.Primitive) -> object:
         """Carry out one primitive and count it."""
@@ -169,16 +154,24 @@ class ProcessGroupExecutor:
                 return op.tensor, cost, length
             case frames.AllGather():
                 gathered = op.block.new_empty((self.rank_info.size, op.block.numel()))
-                cast(Any, self.group)._allgather_base(gathered.view(-1), op.block).wait()
+                _all_gather(gathered.view(-1), op.block, self.group)
                 return gathered, cost, length
             case frames.Broadcast():
-                self.group.broadcast(op.block, op.src).wait()
+                dist.broadcast(op.block, group=self.group, group_src=op.src)
                 return op.block, cost, length
             case frames.AllToAll():
                 sizes = [block.numel() for block in op.blocks]
                 arrived = op.blocks[0].new_empty(sum(op.receive))
-                self.group.alltoall_base(arrived, torch.cat(op.blocks), list(op.receive), sizes).wait()
+                dist.all_to_all_single(
+                    arrived, torch.cat(op.blocks), list(op.receive), sizes, group=self.group
+                )
                 return list(torch.split(arrived, list(op.receive))), cost, length
+
+
+def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> None:
+    # torch 2.13 renames all_gather_into_tensor; older releases know only the old name.
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(output, block, group=group)
 
 
 def cost_of(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:
