@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-_BEGIN = r"(?:[A-Z_]+=\S+ )*(?:thinwire|torchrun|make|python -m)"
+_BEGIN = r"(?:[A-Z_]+=\S+ )*(?:thinwire|torchrun|make|python(?= examples/)|python -m)"
 _COMMAND = re.compile(rf"(\$ )?(?P<line>{_BEGIN} .+)$")
 _INLINE = re.compile(rf"(?<!`)`({_BEGIN} [^`\n]+)`(?!`)")
 _OTHER_LANGUAGES = {"python", "json", "toml", "diff", "text", "yaml"}

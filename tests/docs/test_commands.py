@@ -98,6 +98,8 @@ RULES = (
     ),
     Rule(r"torchrun .*examples/ddp_after\.py", edits=((r"-node \d+", "-node 2"),), options="--steps 2"),
     Rule(r"torchrun .*examples/checkpoint\.py", options="--steps 2", slow=True),
+    Rule(r"torchrun .*examples/fault_tolerance\.py", skip="needs a lighthouse and several groups"),
+    Rule(r"python examples/fault_tolerance\.py", slow=True),
     Rule(
         r"torchrun .*examples/",
         edits=((r"-node \d+", "-node 2"), (r"\bFILE\b", "README.md")),
@@ -180,7 +182,7 @@ def test_a_command_has_valid_options(command: str) -> None:
     if words[0] == "make":
         for target in words[1:]:
             assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), where
-    elif words[0] == "torchrun":
+    elif words[0] == "torchrun" or words[1].startswith("examples/"):
         check_torchrun(words[1:], where)
     else:
         name = words[0] if words[0] == "thinwire" else " ".join(words[:3])
@@ -248,8 +250,8 @@ def test_a_command_runs(command: str, clone: Path, monkeypatch: pytest.MonkeyPat
         assert made.exit_code == 0, made.output
     if "--finished" in words:  # shows what an earlier run has found
         assert call("python -m reproductions", ["lag", "--quick"]).exit_code == 0
-    if words[0] == "torchrun":
-        torchrun(words[1:])
+    if words[0] == "torchrun" or words[1].startswith("examples/"):
+        launch(["-m", "torch.distributed.run"] if words[0] == "torchrun" else [], words[1:])
         return
     name = words[0] if words[0] == "thinwire" else " ".join(words[:3])
     result = call(name, words[1 if name == "thinwire" else 3 :])
@@ -260,10 +262,10 @@ def call(name: str, words: list[str]) -> Any:
     return CliRunner().invoke(APPS[name], words)
 
 
-def torchrun(words: list[str]) -> None:
+def launch(launcher: list[str], words: list[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", *words]
-    done = subprocess.run(launcher, capture_output=True, text=True, timeout=150, env=environment, check=False)
+    command = [sys.executable, *launcher, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
 
 

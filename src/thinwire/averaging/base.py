@@ -77,6 +77,11 @@ class ScheduleBase(Configured, ABC):
         """The share of its own parameters that a rank keeps when a result is applied later."""
         return 0.0
 
+    @property
+    def patience(self) -> float | None:
+        """How long a sync round waits for a late rank, in seconds; None: as long as it takes."""
+        return None
+
     def cycle_steps(self, cycle: int) -> int:
         """Steps of cycle number `cycle`; cycles are counted from the end of the warm-up."""
         del cycle
@@ -151,6 +156,8 @@ class PeriodOptions(Schedule):
             the communication. None is 1 with several fragments, otherwise 0.
         blend: the share of its own parameters that a rank keeps when a late result is applied. With 0 the
             replicas are equal then, and the local steps in between are discarded for the fragment.
+        deadline: how long a sync round waits for late ranks, in seconds. A rank that comes later contributes
+            its change to the next sync round. Only with torchft's replica groups (`attach(manager=...)`).
     """
 
     grow: float = _aside(1.0)
@@ -158,6 +165,7 @@ class PeriodOptions(Schedule):
     fragments: int = _aside(1)
     overlap: int | None = _aside(None)
     blend: float = _aside(0.0)
+    deadline: float | None = _aside(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,6 +199,8 @@ class PeriodOptions(Schedule):
             raise ConfigError(
                 f"{self.name}: blend is for results that are applied later; give overlap as well"
             )
+        if self.deadline is not None:
+            checks.positive(self.name, "deadline", self.deadline)
         if self.delay and self.momentum == "average":
             raise ConfigError(
                 f"{self.name}: momentum='average' needs overlap=0: a late mean would undo newer steps"
@@ -214,6 +224,10 @@ class PeriodOptions(Schedule):
     @property
     def blend_share(self) -> float:
         return self.blend
+
+    @property
+    def patience(self) -> float | None:
+        return self.deadline
 
     def cycle_steps(self, cycle: int) -> int:
         if self.grow == 1:

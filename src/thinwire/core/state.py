@@ -73,6 +73,16 @@ class StateStore:
                         result.setdefault(name, {})[field] = tensor.clone()
         return result
 
+    def save(self) -> SavedState:
+        """A copy of everything."""
+        result = SavedState(_copy(self._loose.residuals), _copy(self._loose.replicated))
+        for live in self._live.values():
+            pieces = _pieces(live)
+            for name, fields in _copy(pieces.residuals).items():
+                result.residuals.setdefault(name, {}).update(fields)
+            result.replicated |= _copy(pieces.replicated)
+        return result
+
     def residuals(self) -> dict[str, torch.Tensor]:
         """The part of past gradients that has not been sent yet, by parameter."""
         found: dict[str, torch.Tensor] = {}

@@ -34,6 +34,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
+    manager: Any = None,
 ) -> PeriodicSession: ...
 
 
@@ -49,6 +50,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
+    manager: Any = None,
 ) -> Session: ...
 
 
@@ -64,6 +66,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
+    manager: Any = None,
 ) -> BaseSession: ...
 
 
@@ -78,6 +81,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
+    manager: Any = None,
 ) -> BaseSession:
     """Train a model with a method; the training loop stays as it is.
 
@@ -109,8 +113,15 @@ def attach(
         process_group: for a bare model: the ranks to synchronise with; None is the default group.
         steps: for a schedule: the number of steps of the run, if it is known. Then a warning says whether the
             analysis of `pqasgd`, `spasgd` and `localsgd` covers it (see `thinwire.averaging.conditions`).
+        manager: a `torchft.Manager`: average over its replica groups, which come and go, instead of over a
+            process group. The model is then a bare one, also for methods that average gradients: that
+            happens inside `manager.should_commit()` (see the guide on torchft).
     """
+    if manager is not None and process_group is not None:
+        raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
+        if manager is not None:
+            raise ConfigError("auto measures once, but replica groups come and go: choose a method yourself")
         return attach_auto(
             model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
         )
@@ -119,6 +130,18 @@ def attach(
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model):
         raise ConfigError("this model has a thinwire session already: detach() it first")
+    if manager is not None:
+        from thinwire.hosts.torchft import attach_managed
+
+        return attach_managed(
+            model,
+            cast(Exchange | Schedule, chosen),
+            manager,
+            seed=seed,
+            dense_below=dense_below,
+            scaler=scaler,
+            optimizer=optimizer,
+        )
     if isinstance(chosen, Exchange):
         if process_group is not None:
             raise ConfigError(

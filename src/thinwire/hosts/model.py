@@ -50,13 +50,18 @@ def attach_schedule(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
             "optimizer=optimizer)"
         )
+    if method.patience is not None:
+        raise ConfigError(
+            f"{method.name}: a fixed process group waits for all of its ranks. deadline is for torchft's "
+            "replica groups: attach(..., manager=manager)"
+        )
     if isinstance(model, DistributedDataParallel):
         process_group = process_group or cast(dist.ProcessGroup, model.process_group)
     module = bare(model)
     session = PeriodicSession(module, method, optimizer, process_group, seed=seed, dense_below=dense_below)
     if isinstance(model, DistributedDataParallel):
         session.on_detach(_silence(model))
-    session.on_detach(_watch(optimizer, session))
+    session.on_detach(watch_optimizer(optimizer, session))
     if scaler is not None:
         session.on_detach(_watch_scaler(scaler, optimizer, session))
     _scheduled.add(module)
@@ -73,7 +78,9 @@ def _tell_conditions(session: PeriodicSession, steps: int | None) -> None:
         (log.warning if found.met is False else log.info)("%s", found)
 
 
-def _watch(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
+def watch_optimizer(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
+    """Call the session after every step; returns how to stop it."""
+
     def after_step(stepped: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         session.after_step()
 
