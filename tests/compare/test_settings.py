@@ -3,7 +3,8 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.tools.compare.settings import Comparison, prepare, resolve_methods, split
+from thinwire.tools.compare.settings import RECIPES, Comparison, prepare, resolve_methods, split
+from thinwire.tools.workloads import MODELS
 
 
 def test_split_leaves_commas_inside_parentheses_and_quotes() -> None:
@@ -74,3 +75,7 @@ def test_auto_is_a_method_beside_others() -> None:
 def test_epochs_become_steps() -> None:
     setting = prepare(Comparison(methods=["dense"], epochs=2.0, batch=16, workers=2))
     assert setting.steps == round(2 * 1437 / 32)
+
+
+def test_every_model_has_a_recipe() -> None:
+    assert tuple(RECIPES) == MODELS

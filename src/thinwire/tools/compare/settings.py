@@ -93,6 +93,7 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
+    "logistic": Recipe(32, 0.1, "sgd", 300),
     "mlp": Recipe(32, 0.1, "sgd", 300),
     "cnn": Recipe(32, 0.1, "sgd", 300),
     "resnet20": Recipe(32, 0.1, "sgd", 300),
