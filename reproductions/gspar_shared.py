@@ -73,7 +73,7 @@ def threads(rows: Rows, loss: str, density: float | None, workers: int, epochs: 
 
 
 def label(density: float | None) -> str:
-    return "dense" if density is None else f"GSpar {density:.0%}"
+    return "dense" if density is None else f"GSpar {100 * density:.0f} %"
 
 
 def writes_until(run: Run, loss: float) -> int:
