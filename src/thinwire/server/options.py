@@ -41,8 +41,9 @@ class AsyLPG:
         variant: "asylpg"; "sparse" (the way up keeps few coordinates, drawn at random without bias);
             "accelerated" (x = x~ + theta_s (y - x~), steps on y, and x~ becomes the mean of all x).
         bits_down: bits per parameter; None: as few as the rule E|Q(x) - x|^2 <= mu |x - x~|^2 needs; 32:
-            float32.
-        bits_up: bits per coordinate of the gradient difference, 2 to 16; 32: float32. Unused by "sparse".
+            float32, so that only gradients are quantised.
+        bits_up: bits per coordinate of the gradient difference, 2 to 16; 32: float32, so that only the model
+            is quantised. Unused by "sparse".
         mode: "paper" quantises x; "centered" quantises x - x~, which needs no more bits as x nears x~.
         mu: the precision rule's constant.
         max_staleness: no update is applied more than so many updates after its parameters were sent.
@@ -53,7 +54,8 @@ class AsyLPG:
         lr_schedule: "constant", "sqrt" (lr / sqrt(s+1)), "inverse" (lr / (s+1)), or a function of the epoch
             that gives the factor.
         keep: of the sparse variant: the expected number of kept coordinates, as a part of |a|_1 / |a|_inf.
-        theta_floor: of the accelerated variant: theta_s = max(2 / (s + 2), theta_floor).
+        theta_floor: of the accelerated variant: theta_s = max(2 / (s + 2), theta_floor). The paper's is 0; 1
+            is no momentum.
         seed: of the rows drawn and of all rounding.
 
     Reference
