@@ -68,7 +68,7 @@ RULES = (
         options="--steps 2 --workers 2 --evaluate-every 2 -m dense",
         edits=((r" -m .*", ""), (r" --epochs \S+", "")),
     ),
-    Rule(r"thinwire study", options="--steps 2 --workers 2 --rule 'random block'"),
+    Rule(r"thinwire study", options="--steps 2 --workers 2 --rule 'random block'", slow=True),
     Rule(r"thinwire report", edits=((r"report \S+", "report out/made"),)),
     Rule(r"thinwire plan", edits=((r"--parameters \S+", "--parameters 200000"),), options="--workers 2"),
     Rule(

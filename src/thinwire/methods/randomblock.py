@@ -30,7 +30,7 @@ class RandomBlock(Exchange):
         feedback: add what is not sent to the next gradient.
         scale: without feedback: "unbiased" scales the block by n/k, which makes the result unbiased, with a
             variance of n/k - 1 times the squared gradient. None sends it as it is: the step is k/n as long on
-            average, with hardly more noise than the gradient has, so momentum does not diverge.
+            average and never longer than the mean gradient, so momentum stays stable.
         scope: one block in each "tensor", in each "bucket", or in the whole "model".
 
     Differences from the paper: the block wraps around. A block that is cut off at the end would favour the

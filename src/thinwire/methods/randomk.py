@@ -28,7 +28,7 @@ class RandomK(SparseByRatio):
         feedback: add what is not sent to the next gradient.
         scale: without feedback: "unbiased" scales the values by n/k, which makes the result unbiased, with a
             variance of n/k - 1 times the squared gradient. None sends them as they are: the step is k/n as
-            long on average, with hardly more noise than the gradient has, so momentum does not diverge.
+            long on average and never longer than the mean gradient, so momentum stays stable.
     """
 
     name = "randomk"
