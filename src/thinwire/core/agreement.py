@@ -25,7 +25,6 @@ from thinwire.net.rank_info import RankInfo
 EVERY = 64
 """Steps between two notes."""
 _RECORD = struct.Struct("<QQ")
-RECORD_BYTES = _RECORD.size
 
 
 class Note(NamedTuple):

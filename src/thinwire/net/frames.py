@@ -41,6 +41,8 @@ class AllGather:
     block: torch.Tensor
     payload_bytes: int
     name: str = "all_gather"
+    setup: bool = False
+    """Part of the beginning of a session, like the handshake: the meter does not count it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Commit:
     """No network operation: wait until the whole step is known. Returns whether it is committed."""
 
     finite: bool
+
+
+def is_counted(op: object) -> bool:
+    """Whether the meter counts this operation."""
+    return not isinstance(op, Commit) and not (isinstance(op, AllGather) and op.setup)
 
 
 Primitive = AllReduce | AllGather | Broadcast | AllToAll | Commit
