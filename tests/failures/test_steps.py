@@ -1,4 +1,4 @@
-"""Ranks at different steps, or with different state, do not train on: all of them raise and say who is where."""
+"""Ranks at different steps, or with different state, do not train on: all raise and say who is where."""
 
 import copy
 
@@ -53,7 +53,13 @@ def test_ranks_that_load_different_steps_are_refused(method: str) -> None:
     assert "load the same generation of the checkpoint on all ranks" in str(caught.value)
 
 
-MEANS = ("powersgd(rank=1)", "sketched(momentum=0.0)", "a2sgd", "randomblock(ratio=0.2)", "randomk(ratio=0.1)")
+MEANS = (
+    "powersgd(rank=1)",
+    "sketched(momentum=0.0)",
+    "a2sgd",
+    "randomblock(ratio=0.2)",
+    "randomk(ratio=0.1)",
+)
 
 
 @pytest.mark.parametrize("method", MEANS)
@@ -125,7 +131,9 @@ def test_replicated_state_that_differs_is_refused(method: str) -> None:
     fresh = Cohort(method, 3)
     for session, state in zip(fresh.sessions, states, strict=True):
         session.load_state_dict(state)
-    with pytest.raises(DisagreementError, match="all at step 1, but state that is equal on all ranks differs"):
+    with pytest.raises(
+        DisagreementError, match="all at step 1, but state that is equal on all ranks differs"
+    ):
         fresh.average(fresh.inputs(5))
 
 

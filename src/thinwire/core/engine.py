@@ -283,7 +283,9 @@ class Engine:
         return self._replicated(self._plan(list(layouts))[0])
 
     def _replicated(self, groups: Sequence[Group]) -> list[torch.Tensor]:
-        states = [self.state(group.exchange, group.layout) for group in groups if not group.traits.single_mean]
+        states = [
+            self.state(group.exchange, group.layout) for group in groups if not group.traits.single_mean
+        ]
         return [tensor for state in states for tensor in state.tensors("replicated").values()]
 
     async def _serve(self, group: Group, views: Sequence[View]) -> None:

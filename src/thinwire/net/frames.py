@@ -160,6 +160,30 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     return buffer
 
 
+def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, where: str) -> None:
+    if len(memory) < HEADER_BYTES:
+        raise PayloadError(f"{where} has {len(memory)} bytes, less than a header of {HEADER_BYTES}")
+    magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
+    if magic != MAGIC:
+        raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
+    if version & ~RAGGED != VERSION:
+        raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
+    if _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] != _checksum(memory):
+        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
+    if bool(version & RAGGED) != ragged:
+        raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
+    if its_step != step % _LIMIT:
+        raise PayloadError(
+            f"{where} belongs to step {its_step}, this rank is at step {step}: "
+            "load the same checkpoint on every rank"
+        )
+    if its_mark != mark:
+        raise PayloadError(
+            f"{where} belongs to other tensors, another method or another state than this rank's: load the same "
+            "checkpoint on every rank, or on none"
+        )
+
+
 def unpack(
     frame: torch.Tensor,
     templates: Sequence[torch.Tensor],
@@ -176,41 +200,22 @@ def unpack(
     Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
     that lie inside the frame or a `PayloadError`.
     """
-    where = f"payload from rank {source}"
-    if frame.numel() < HEADER_BYTES:
-        raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
     memory = _memory(frame)
-    magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
-    if magic != MAGIC:
-        raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
-    if version & ~RAGGED != VERSION:
-        raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
-    if _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] != _checksum(memory):
-        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
-    ragged = longest is not None
-    if bool(version & RAGGED) != ragged:
-        raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
-    if its_step != step % _LIMIT:
-        raise PayloadError(
-            f"{where} belongs to step {its_step}, this rank is at step {step}: "
-            "load the same checkpoint on every rank"
-        )
-    if its_mark != mark:
-        raise PayloadError(
-            f"{where} belongs to other tensors, another method or another state than this rank's: load the same "
-            "checkpoint on every rank, or on none"
-        )
+    where = f"payload from rank {source}"
+    _check_header(memory, step, mark, longest is not None, where)
+    table = _table_bytes(len(templates), longest is not None)
     body = frame.numel() - HEADER_BYTES
-    table = _table_bytes(len(templates), ragged)
     if longest is None:
         lengths = [template.numel() for template in templates]
     else:
         if body < table:
             raise PayloadError(f"{where} is too short for its table of {len(templates)} lengths")
-        lengths = list(cast("tuple[int, ...]", struct.unpack_from(f"<{len(templates)}I", memory, HEADER_BYTES)))
+        lengths = list(struct.unpack_from(f"<{len(templates)}I", memory, HEADER_BYTES))
         for number, (length, most) in enumerate(zip(lengths, longest, strict=True)):
             if length > most:
-                raise PayloadError(f"{where} has {length} entries in part {number}, which holds at most {most}")
+                raise PayloadError(
+                    f"{where} has {length} entries in part {number}, which holds at most {most}"
+                )
     needed = table + sum(n * t.element_size() for n, t in zip(lengths, templates, strict=True))
     if _aligned(needed) != body:
         raise PayloadError(f"{where} has {body} bytes for parts that need {needed}: truncated or too long")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from thinwire import kernels, log
 from thinwire.core import checks
 from thinwire.errors import ConfigError, PeerError, ThinwireError
-from thinwire.net.roll_call import default_store
 from thinwire.net.meter import Meter
+from thinwire.net.roll_call import default_store
 from thinwire.net.transport import own_connection, run
 from thinwire.server import checkpoint as checkpoints
 from thinwire.server.connections import ServerConnections, connect_to_servers
