@@ -179,8 +179,8 @@ def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, where:
         )
     if its_mark != mark:
         raise PayloadError(
-            f"{where} belongs to other tensors, another method or another state than this rank's: load the same "
-            "checkpoint on every rank, or on none"
+            f"{where} belongs to other tensors, another method or another state than this rank's: "
+            "load the same checkpoint on every rank, or on none"
         )
 
 

@@ -34,8 +34,8 @@ class Tally(NamedTuple):
 class Meter:
     """The traffic of one rank so far, without what sets up a session.
 
-    That is the handshake, and the round at the first step, or after a checkpoint was loaded, in which the ranks
-    confirm that all are at the same step.
+    That is the handshake, and the round at the first step, or after a checkpoint was loaded, in which the
+    ranks confirm that all are at the same step.
 
     - `payload_bytes`: the bytes that methods pass to the channel, before a collective multiplies them;
     - `overhead_bytes`: frame headers and length tables around them;

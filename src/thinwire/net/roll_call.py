@@ -1,9 +1,9 @@
 """Who is there: after a failure every rank's process is asked, and a thread of its own answers.
 
-Only some ranks notice a death at once; the others notice that those have left, and would blame them. So nobody
-guesses. The first to notice calls all ranks, through the store. A thread of each rank answers what the rank is
-doing, however busy its training is. Who does not answer is dead or stopped. The first to know writes the verdict,
-and all ranks keep it.
+Only some ranks notice a death at once; the others notice that those have left, and would blame them. So
+nobody guesses. The first to notice calls all ranks, through the store. A thread of each rank answers what the
+rank is doing, however busy its training is. Who does not answer is dead or stopped. The first to know writes
+the verdict, and all ranks keep it.
 """
 
 from __future__ import annotations
