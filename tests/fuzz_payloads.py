@@ -1,9 +1,9 @@
 """Hostile payloads for every method: `python -m tests.fuzz_payloads --count 1000000`.
 
 In every step of a group in lock-step some frames are forged before they are sent. A forged frame has a valid
-checksum and hostile content: a rank that is broken or malicious. A damaged frame has a wrong checksum: a broken
-network. Whatever is in them, the step ends with a `PayloadError` or with some result; damage must always be
-noticed.
+checksum and hostile content: a rank that is broken or malicious. A damaged frame has a wrong checksum: a
+broken network. Whatever is in them, the step ends with a `PayloadError` or with some result; damage must
+always be noticed.
 """
 
 import argparse

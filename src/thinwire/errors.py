@@ -14,7 +14,7 @@ class LabError(ThinwireError):
 
 
 class DisagreementError(ThinwireError):
-    """The ranks of a group were set up differently; raised on every rank at attach."""
+    """The ranks were set up differently, or are at different steps; raised on every rank."""
 
 
 class PeerError(ThinwireError):

@@ -1,6 +1,7 @@
 """A session with a secret: a rank without it, or with another one, is refused on every rank."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -60,8 +61,8 @@ def in_a_pair(worker: Worker) -> str | None:
     pair = torch.distributed.new_group([1, 2])
     if worker.rank == 0:
         return None
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(thinwire.DisagreementError) as caught:
-        patch.setenv("THINWIRE_SECRET", GOOD if worker.rank == 1 else OTHER)
+    os.environ["THINWIRE_SECRET"] = GOOD if worker.rank == 1 else OTHER
+    with pytest.raises(thinwire.DisagreementError) as caught:
         thinwire.Session([("weight", torch.zeros(40, 40))], "qsgd", pair)
     return str(caught.value)
 
@@ -113,7 +114,9 @@ def test_a_description_that_is_none_is_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize("announced", [0, -1, LONGEST + 1, 2**62])
 def test_a_description_of_an_impossible_length_is_refused(announced: int) -> None:
-    with pytest.raises(thinwire.DisagreementError, match=f"rank 5 announces a description of {announced} bytes"):
+    with pytest.raises(
+        thinwire.DisagreementError, match=f"rank 5 announces a description of {announced} bytes"
+    ):
         agree({"method": "qsgd"}, answer_of(b"{}", announced), [4, 5])
 
 

@@ -62,9 +62,7 @@ def damaged(frame: torch.Tensor, data: st.DataObject) -> torch.Tensor:
 
 
 @given(parts(), st.booleans(), st.data())
-def test_every_damage_is_noticed(
-    given_parts: list[torch.Tensor], ragged: bool, data: st.DataObject
-) -> None:
+def test_every_damage_is_noticed(given_parts: list[torch.Tensor], ragged: bool, data: st.DataObject) -> None:
     frame = frames.pack(given_parts, step=3, mark=77, ragged=ragged)
     received = damaged(frame.clone(), data)
     if received.equal(frame):

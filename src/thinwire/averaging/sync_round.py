@@ -17,7 +17,7 @@ from thinwire.errors import DisagreementError
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
-# First the ranks compare the step, the number of the sync round, the fragments, a mark of the rest and a digest.
+# First the ranks compare the step, the number of the round, the fragments, a mark of the rest and a digest.
 NOTE_BYTES = 5 * 8
 _MARK = mark_of("thinwire sync round")
 

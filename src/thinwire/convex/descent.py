@@ -28,9 +28,9 @@ from thinwire.net.groups import private_groups
 from thinwire.net.handshake import agree
 from thinwire.net.launch import Worker, run_local
 from thinwire.net.liveness import timeout_of
-from thinwire.net.roll_call import default_store
 from thinwire.net.meter import Meter, Tally
 from thinwire.net.rank_info import RankInfo
+from thinwire.net.roll_call import default_store
 from thinwire.sessions.preparation import prepare_for
 
 By = Literal["loop", "lockstep", "processes"]

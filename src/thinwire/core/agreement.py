@@ -1,10 +1,11 @@
 """Whether all ranks are at the same step, with the same replicated state.
 
-In the first step, and in the first after a checkpoint was loaded, all ranks tell each other where they are, in a
-round of its own. Later frames carry the step and are refused if it is another one. A mean carries nothing: ranks
-at different steps would train on, each with another model. So now and then a mean carries a note as well, 64
-numbers that are +1 or -1, the bits of a digest. Their means are +1 or -1 too only if all ranks have the same
-bits. The means are equal on all ranks, so all of them notice a difference, and tell each other where they are.
+In the first step, and in the first after a checkpoint was loaded, all ranks tell each other where they are,
+in a round of its own. Later frames carry the step and are refused if it is another one. A mean carries
+nothing: ranks at different steps would train on, each with another model. So now and then a mean carries a
+note as well, 64 numbers that are +1 or -1, the bits of a digest. Their means are +1 or -1 too only if all
+ranks have the same bits. The means are equal on all ranks, so all notice a difference and tell each other
+where they are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from thinwire.net.rank_info import RankInfo
 EVERY = 64
 """Steps between two notes."""
 _RECORD = struct.Struct("<QQ")
-RECORD_BYTES = _RECORD.size
 
 
 class Note(NamedTuple):
@@ -71,8 +71,8 @@ def check(rows: torch.Tensor) -> None:
     if any(note.digest != notes[0].digest for note in notes):
         where = by_value([f"digest {note.digest:016x}" for note in notes], range(len(notes)))
         raise DisagreementError(
-            f"the ranks are all at step {notes[0].step}, but state that is equal on all ranks differs ({where}): "
-            "load checkpoints of one run on all ranks"
+            f"the ranks are all at step {notes[0].step}, but state that is equal on all ranks differs "
+            f"({where}): load checkpoints of one run on all ranks"
         )
 
 

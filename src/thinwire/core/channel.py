@@ -255,7 +255,7 @@ async def together(
 
 async def tell_all(note: agreement.Note, device: torch.device) -> None:
     """Every rank tells all others where it is: a round of its own. Raises if there is a difference."""
-    agreement.check(cast(torch.Tensor, await _Ask(frames.AllGather(note.block(device), 0))))
+    agreement.check(cast(torch.Tensor, await _Ask(frames.AllGather(note.block(device), 0, setup=True))))
 
 
 def _advance(index: int, task: Task, answer: object, waiting: dict[int, _Request]) -> None:

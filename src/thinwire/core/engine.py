@@ -91,7 +91,6 @@ class Engine:
         self.confirms = self.remembers  # a session that compares its ranks itself turns this off
         self._steps_here = 0  # since attach, aborted ones included: equal on all ranks whatever they load
         self._uncertain = True  # whether all ranks are at the same step
-        self._told = Tally()
         self._last_layouts: list[Layout] = []
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
         self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
@@ -256,8 +255,7 @@ class Engine:
         if committed and self.remembers:
             self.step += 1
         if self.executors and len(self._announced) < 2:
-            self._announced.append(self.meter.total.minus(self._before_step).minus(self._told))
-            self._told = Tally()
+            self._announced.append(self.meter.total.minus(self._before_step))
             if len(self._announced) == 2 and self.rank_info.rank == 0:
                 self._announce(*self._announced)
 
@@ -269,7 +267,6 @@ class Engine:
         if note is not None and self._uncertain:
             # Ranks at different steps may take different operations: they find out before the first one.
             await tell_all(note, layouts[0].device)
-            self._told = self._told.plus(Tally(1, 0, agreement.RECORD_BYTES))
             note = None
         tasks = [self._serve(group, views) for group in groups]
         await together(tasks, self.rank_info, step=self.step, mark=mark, link=self.link, note=note)

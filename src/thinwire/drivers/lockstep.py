@@ -45,7 +45,7 @@ class Lockstep:
         """One operation, all ranks."""
         seconds = self.spend(ops)
         for rank_info, meter, op in zip(self.rank_infos, self.meters, ops, strict=True):
-            if not isinstance(op, frames.Commit):
+            if not isinstance(op, frames.Commit) and frames.is_counted(op):
                 cost, length = cost_of(op, rank_info)
                 meter.count(op.name, tally(op, cost, length, seconds))
         match ops[0]:

@@ -53,8 +53,9 @@ class ProcessGroupExecutor:
             raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
         finally:
             self._liveness.end(number)
-        ended = time.perf_counter()
-        self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
+        if frames.is_counted(op):
+            ended = time.perf_counter()
+            self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
         return answer
 
     def sum_of(

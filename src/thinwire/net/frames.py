@@ -41,6 +41,8 @@ class AllGather:
     block: torch.Tensor
     payload_bytes: int
     name: str = "all_gather"
+    setup: bool = False
+    """Part of the beginning of a session, like the handshake: the meter does not count it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Commit:
     """No network operation: wait until the whole step is known. Returns whether it is committed."""
 
     finite: bool
+
+
+def is_counted(op: object) -> bool:
+    """Whether the meter counts this operation."""
+    return not isinstance(op, Commit) and not (isinstance(op, AllGather) and op.setup)
 
 
 Primitive = AllReduce | AllGather | Broadcast | AllToAll | Commit
@@ -153,6 +160,30 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     return buffer
 
 
+def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, where: str) -> None:
+    if len(memory) < HEADER_BYTES:
+        raise PayloadError(f"{where} has {len(memory)} bytes, less than a header of {HEADER_BYTES}")
+    magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
+    if magic != MAGIC:
+        raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
+    if version & ~RAGGED != VERSION:
+        raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
+    if _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] != _checksum(memory):
+        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
+    if bool(version & RAGGED) != ragged:
+        raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
+    if its_step != step % _LIMIT:
+        raise PayloadError(
+            f"{where} belongs to step {its_step}, this rank is at step {step}: "
+            "load the same checkpoint on every rank"
+        )
+    if its_mark != mark:
+        raise PayloadError(
+            f"{where} belongs to other tensors, another method or another state than this rank's: "
+            "load the same checkpoint on every rank, or on none"
+        )
+
+
 def unpack(
     frame: torch.Tensor,
     templates: Sequence[torch.Tensor],
@@ -169,40 +200,17 @@ def unpack(
     Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
     that lie inside the frame or a `PayloadError`.
     """
-    where = f"payload from rank {source}"
-    if frame.numel() < HEADER_BYTES:
-        raise PayloadError(f"{where} has {frame.numel()} bytes, less than a header of {HEADER_BYTES}")
     memory = _memory(frame)
-    magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
-    if magic != MAGIC:
-        raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
-    if version & ~RAGGED != VERSION:
-        raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
-    if _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] != _checksum(memory):
-        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
-    ragged = longest is not None
-    if bool(version & RAGGED) != ragged:
-        raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
-    if its_step != step % _LIMIT:
-        raise PayloadError(
-            f"{where} belongs to step {its_step}, this rank is at step {step}: "
-            "load the same checkpoint on every rank"
-        )
-    if its_mark != mark:
-        raise PayloadError(
-            f"{where} belongs to other tensors, another method or another state than this rank's: load the same "
-            "checkpoint on every rank, or on none"
-        )
+    where = f"payload from rank {source}"
+    _check_header(memory, step, mark, longest is not None, where)
+    table = _table_bytes(len(templates), longest is not None)
     body = frame.numel() - HEADER_BYTES
-    table = _table_bytes(len(templates), ragged)
     if longest is None:
         lengths = [template.numel() for template in templates]
     else:
         if body < table:
             raise PayloadError(f"{where} is too short for its table of {len(templates)} lengths")
-        lengths = list(
-            cast("tuple[int, ...]", struct.unpack_from(f"<{len(templates)}I", memory, HEADER_BYTES))
-        )
+        lengths = list(struct.unpack_from(f"<{len(templates)}I", memory, HEADER_BYTES))
         for number, (length, most) in enumerate(zip(lengths, longest, strict=True)):
             if length > most:
                 raise PayloadError(

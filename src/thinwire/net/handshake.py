@@ -80,8 +80,8 @@ def _check_secrets(given: Sequence[bool], ranks: Sequence[int]) -> None:
     if any(given) and not all(given):
         without = ", ".join(str(rank) for rank, has in zip(ranks, given, strict=True) if not has)
         raise DisagreementError(
-            f"rank {without} has no secret, and the others have one: set {VARIABLE} or {FILE_VARIABLE} on all "
-            "ranks, or on none"
+            f"rank {without} has no secret, and the others have one: set {VARIABLE} or {FILE_VARIABLE} on "
+            "all ranks, or on none"
         )
 
 

@@ -58,7 +58,8 @@ class Liveness:
         if idle and timed_out:
             return f"no word from rank {self._named(idle)}: stalled or gone another way{others}"
         if idle or len({answer.operation for answer in waiting.values()}) == 1:
-            return "every rank is alive: a connection broke, or one came later than the timeout, perhaps this one"
+            late = "one came later than the timeout, perhaps this one"
+            return f"every rank is alive: a connection broke, or {late}"
         listing = ", ".join(f"rank {self._ranks[r]} in {a.operation}" for r, a in waiting.items())
         return f"every rank is alive, but they stopped in different operations: {listing}"
 

@@ -32,7 +32,10 @@ class Tally(NamedTuple):
 
 @dataclass
 class Meter:
-    """The traffic of one rank so far.
+    """The traffic of one rank so far, without what sets up a session.
+
+    That is the handshake, and the round at the first step, or after a checkpoint was loaded, in which the
+    ranks confirm that all are at the same step.
 
     - `payload_bytes`: the bytes that methods pass to the channel, before a collective multiplies them;
     - `overhead_bytes`: frame headers and length tables around them;

@@ -1,9 +1,9 @@
-"""Who is there: after a failure every rank's process is asked, by a thread of its own that waits in the store.
+"""Who is there: after a failure every rank's process is asked, and a thread of its own answers.
 
-The ranks that notice a failure first need not be those next to its cause, and most ranks notice only that
-others have left. So nobody guesses. The first to notice calls all ranks; a thread of each answers what the rank
-is doing, however busy its training is. Who does not answer is dead or stopped. The first to know writes the
-verdict, and all ranks keep it, so that nobody blames a rank that leaves because of it later.
+Only some ranks notice a death at once; the others notice that those have left, and would blame them. So
+nobody guesses. The first to notice calls all ranks, through the store. A thread of each rank answers what the
+rank is doing, however busy its training is. Who does not answer is dead or stopped. The first to know writes
+the verdict, and all ranks keep it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEFT = "left"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank was doing when it was called: an operation and for how long, or None; or that it has left."""
+    """What a rank was doing when it was called: an operation, or None, and for how long; or it has left."""
 
     operation: str | None
     seconds: float = 0.0

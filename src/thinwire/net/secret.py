@@ -200,6 +200,6 @@ def prove_to_all(
         called = names or range(len(nonces))
         who = ", ".join(str(called[other]) for other in wrong)
         raise DisagreementError(
-            f"{DIFFERS}: rank {who} could not prove to know the secret of rank {called[rank]}; give all ranks the "
-            f"same secret ({VARIABLE} or {FILE_VARIABLE})"
+            f"{DIFFERS}: rank {who} could not prove to know the secret of rank {called[rank]}; give all "
+            f"ranks the same secret ({VARIABLE} or {FILE_VARIABLE})"
         )
