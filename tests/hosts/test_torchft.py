@@ -28,8 +28,13 @@ KILL_AT = 40
 METHODS = ("topk(ratio=0.05)", "qsgd(bits=4)", "pqasgd(every=4, bits=8)")
 
 
-def learn(worker: Worker, lighthouse: str, method: str, places: list[str], pause: float) -> dict:
-    """One replica group that learns the digits. `places[rank]` is a file: it begins when that exists."""
+def learn(
+    worker: Worker, lighthouse: str, method: str, places: list[str], pause: float, stop_at: int | None = None
+) -> dict:
+    """One replica group that learns the digits. `places[rank]` is a file: it begins when that exists.
+
+    After step `stop_at` the last rank stops, until somebody lets it continue.
+    """
     log: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: log.append(record.getMessage())
@@ -68,15 +73,19 @@ def learn(worker: Worker, lighthouse: str, method: str, places: list[str], pause
     )
     session = thinwire.attach(model, chosen, manager=manager, optimizer=optimizer)
     stepper = optimizer if periodic else torchft.Optimizer(manager, optimizer)
-    began = -1
+    began, slowest = -1, 0.0
     while session.step < STEPS:
+        begin = time.monotonic()
         rng = torch.Generator().manual_seed(1000 * number + session.step)
         inputs, labels = data.batch(torch.randint(len(data.inputs), (32,), generator=rng))
         stepper.zero_grad()
         began = session.step if began < 0 else began
         cross_entropy(model(inputs), labels).backward()
         stepper.step()
+        slowest = max(slowest, time.monotonic() - begin)
         worker.report((os.getpid(), session.step))
+        if session.step == stop_at and worker.rank == worker.size - 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(pause)
     session.finish()
     manager.shutdown(wait=False)
@@ -84,6 +93,7 @@ def learn(worker: Worker, lighthouse: str, method: str, places: list[str], pause
         "model": torch.cat([p.detach().flatten() for p in model.parameters()]),
         "accuracy": float((model(data.test_inputs).argmax(1) == data.test_targets).float().mean()),
         "began": began,
+        "slowest": slowest,
         "payload": session.meter.total.payload_bytes / session.meter.steps,
         "dense": session.dense_bytes,
         "log": "\n".join(log),
@@ -143,3 +153,29 @@ def test_a_group_is_killed_and_comes_back(method: str, lighthouse: str, tmp_path
     assert calm["accuracy"] > 0.8
     assert first["accuracy"] >= calm["accuracy"] - 0.01
     print(f"{method}: {first['accuracy']:.4f} with a death, {calm['accuracy']:.4f} without")
+
+
+def test_nobody_waits_for_a_late_group_longer_than_the_deadline(lighthouse: str, tmp_path: Path) -> None:
+    """A group is stopped between two sync rounds, for longer than the deadline (the lighthouse's second)."""
+    stopped, continued = [], []
+
+    def hear(rank: int, said: tuple[int, int]) -> None:
+        if rank == 2 and said[1] == 41:
+            stopped.append(said[0])
+        elif rank == 0 and stopped and not continued and said[1] >= 80:
+            # The others are ten sync rounds further.
+            os.kill(stopped[0], signal.SIGCONT)
+            continued.append(said[1])
+
+    (tmp_path / "now").touch()
+    files = [str(tmp_path / "now")] * 3
+    method = "pqasgd(every=4, bits=8, deadline=1)"
+    outcomes = start_local(learn, 3, lighthouse, method, files, 0.02, 41, timeout=150, on_report=hear)
+    first, second, late = map(result_of, outcomes)
+    assert continued
+    assert torch.equal(first["model"], second["model"])
+    assert torch.equal(first["model"], late["model"])
+    assert max(first["slowest"], second["slowest"]) < 1 + 2, "somebody waited for the late group"
+    assert "group2 was late: its change is part of the next sync round" in late["log"]
+    assert "group2 is back" in first["log"] + second["log"]
+    assert first["accuracy"] > 0.8
