@@ -127,7 +127,7 @@ def encode(n: int, sample: Sample) -> torch.Tensor:
 
 
 def longest(n: int) -> int:
-    """The bytes of the longest code: all values, and less than 4 bits per entry for each list of positions."""
+    """The bytes of the longest code: all values, and less than 4 bits per entry for each list."""
     return _LONGEST_HEAD + 4 * n + 2 * (-(-n // 2) + 1)
 
 
