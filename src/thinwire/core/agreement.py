@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> int:
     """A hash of the tensors' bytes, one after the other."""
     total = xxhash.xxh3_64()
     for tensor in tensors:
-        total.update(memoryview(frames.as_bytes(tensor).cpu().numpy()))
+        total.update(frames.memory_of(frames.as_bytes(tensor)))
     return total.intdigest()
 
 
@@ -78,4 +78,4 @@ def check(rows: torch.Tensor) -> None:
 
 def signed(digest: int) -> int:
     """The digest as a number that int64 holds."""
-    return cast(int, struct.unpack("<q", struct.pack("<Q", digest))[0])
+    return digest - 2**64 if digest >= 2**63 else digest

@@ -10,7 +10,7 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel
 from thinwire.methods.families.feedback import DenseMemory, Residual
-from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option, scales
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EFSign(Quantised):
         return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        magnitudes = [float(magnitude) for _, magnitude in received]
+        magnitudes = [scales(magnitude, 1)[0] for _, magnitude in received]
         kernels.sign_mean([bits for bits, _ in received], magnitudes, out.numel(), out)
 
     def code_bytes(self, n: int) -> int:

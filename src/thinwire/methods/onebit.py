@@ -10,7 +10,7 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel
 from thinwire.methods.families.feedback import DenseMemory, Residual
-from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option, scales
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class OneBit(Quantised):
         return [bits, torch.tensor([plus, minus], dtype=torch.float32, device=v.device)]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        plus = [float(means[0]) for _, means in received]
-        minus = [float(means[1]) for _, means in received]
+        means = [scales(pair, 2) for _, pair in received]
+        plus, minus = [m for m, _ in means], [m for _, m in means]
         kernels.onebit_mean([bits for bits, _ in received], plus, minus, out.numel(), out)
 
     def code_bytes(self, n: int) -> int:

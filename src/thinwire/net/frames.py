@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -118,9 +118,9 @@ def _table_bytes(count: int, ragged: bool) -> int:
     return 8 * -(-count // 2) if ragged else 0
 
 
-def _memory(buffer: torch.Tensor) -> memoryview:
-    """The bytes of a buffer: its own memory on the CPU, a copy otherwise."""
-    return memoryview(buffer.cpu().numpy())
+def memory_of(buffer: torch.Tensor) -> memoryview:
+    """The bytes of a uint8 tensor: its own memory on the CPU, a copy otherwise."""
+    return cast(Any, buffer.cpu().numpy()).data
 
 
 def _checksum(frame: memoryview) -> int:
@@ -131,7 +131,7 @@ def _checksum(frame: memoryview) -> int:
 
 def seal(frame: torch.Tensor) -> None:
     """Write the checksum of a frame into its header."""
-    memory = _memory(frame)
+    memory = memory_of(frame)
     _CHECKSUM.pack_into(memory, _WHOSE.size, _checksum(memory))
     if frame.device.type != "cpu":
         frame[:HEADER_BYTES] = torch.frombuffer(memory[:HEADER_BYTES], dtype=torch.uint8)
@@ -200,7 +200,7 @@ def unpack(
     Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
     that lie inside the frame or a `PayloadError`.
     """
-    memory = _memory(frame)
+    memory = memory_of(frame)
     where = f"payload from rank {source}"
     _check_header(memory, step, mark, longest is not None, where)
     table = _table_bytes(len(templates), longest is not None)

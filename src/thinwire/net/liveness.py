@@ -44,7 +44,7 @@ class Liveness:
         dead = [rank for rank, answer in answers.items() if answer is None]
         left = [rank for rank, answer in answers.items() if answer is not None and answer.left]
         waiting = {r: a for r, a in answers.items() if a is not None and a.operation is not None}
-        idle = [rank for rank, answer in answers.items() if rank not in (*dead, *left, *waiting)]
+        idle = [rank for rank in answers if rank not in (*dead, *left, *waiting)]
         waited = max((answer.seconds for answer in waiting.values()), default=0.0)
         timed_out = waited >= _TIMED_OUT * self.timeout.total_seconds()
         also = [f"rank {self._ranks[r]} in {a.operation}" for r, a in waiting.items() if r != self._rank]

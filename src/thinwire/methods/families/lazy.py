@@ -91,6 +91,8 @@ class Coder:
     def decode(self, parts: Sequence[torch.Tensor], n: int) -> torch.Tensor:
         """Raises PayloadError if these parts are not a difference of n entries."""
         if self._floats:
+            if parts[0].numel() != n:
+                raise PayloadError(f"an upload has {parts[0].numel()} entries instead of {n}")
             return parts[0]
         packed, radii = parts
         cuts = self._cuts(n)

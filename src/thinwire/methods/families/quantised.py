@@ -6,12 +6,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.errors import PayloadError
 from thinwire.methods.families.feedback import Residual
 
 Parts = Sequence[torch.Tensor]
@@ -187,6 +188,13 @@ class TwoShotMean:
     def _stretch(self, owner: int) -> torch.Tensor:
         width = self.stretches[owner].stop - self.stretches[owner].start
         return self.codec.decode([self.gathered[owner]], self.longest)[:width]
+
+
+def scales(part: torch.Tensor, count: int) -> list[float]:
+    """The numbers of a part from the wire. Raises PayloadError if there are not so many."""
+    if part.numel() != count:
+        raise PayloadError(f"a code came with {part.numel()} scales; expected {count}")
+    return cast("list[float]", part.tolist())
 
 
 def padded(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,0 +1,133 @@
+"""Decoders of hostile parts, without the frames that check lengths first: only a PayloadError comes out."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz_payloads import fuzz
+from thinwire import PayloadError, parse
+from thinwire.methods.families import indices, sampled
+from thinwire.methods.families.feedback import Entries
+from thinwire.methods.families.lazy import Coder
+from thinwire.methods.families.quantised import Quantised
+from thinwire.methods.families.sparse import Sparse
+
+CODES = [
+    "qsgd(bits=4)",
+    "qsgd(bits=1, bucket=16)",
+    "qsgd(bits=8, bucket=7, norm='l2')",
+    "terngrad",
+    "natural",
+    "onebit",
+    "efsign",
+]
+SPARSE = ["topk", "gaussiank", "threshold(value=0.5)"] + [f"topk(values={code})" for code in CODES]
+Parts = list[torch.Tensor]
+
+
+@st.composite
+def hostile(draw: st.DrawFn, parts: Parts) -> Parts:
+    """Shorter, longer, with other bytes, or as they were."""
+    found = []
+    for part in parts:
+        numel = part.numel()
+        length = draw(
+            st.sampled_from([numel, numel, numel, 0, 1, max(0, numel - 1), numel + 1, 2 * numel + 3])
+        )
+        made = part.new_zeros(length)
+        made[: min(length, numel)] = part[:length]
+        raw = made.view(torch.uint8)
+        for place, value in draw(
+            st.dictionaries(st.integers(0, 400), st.integers(0, 255), max_size=4)
+        ).items():
+            if raw.numel():
+                raw[place % raw.numel()] = value
+        if draw(st.booleans()) and draw(st.booleans()):
+            raw.fill_(draw(st.sampled_from([0, 127, 128, 255])))
+        found.append(made)
+    return found
+
+
+def values(n: int) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(n))
+
+
+def chosen(n: int, k: int) -> torch.Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort()[0].int()
+
+
+sizes = st.sampled_from([1, 5, 8, 40, 137])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(CODES), sizes)
+def test_codes(data: st.DataObject, text: str, n: int) -> None:
+    codec = parse(text)
+    assert isinstance(codec, Quantised)
+    parts = data.draw(hostile(codec.encode(values(n), 3)))
+    try:
+        decoded = codec.decode([parts], n)
+        codec.finite([parts])
+    except PayloadError:
+        return
+    assert decoded.numel() == n
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(SPARSE), sizes, st.floats(0, 1))
+def test_sparse_entries(data: st.DataObject, text: str, n: int, share: float) -> None:
+    method, where = parse(text), chosen(n, int(share * n))
+    assert isinstance(method, Sparse)
+    entries = Entries(where, values(n)[where.long()])
+    parts = data.draw(hostile(method._encode(entries, n, 3)[0]))
+    try:
+        decoded = method._decode(parts, n)
+    except PayloadError:
+        return
+    assert decoded.indices.numel() == decoded.values.numel()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), sizes, st.floats(0, 1), st.floats(0, 1))
+def test_sampled_entries(data: st.DataObject, n: int, sure: float, drawn: float) -> None:
+    where = chosen(n, int(sure * n))
+    honest = sampled.encode(n, where, values(n)[where.long()], chosen(n, int(drawn * n)), 0.5)
+    assert [part.numel() for part in honest] <= sampled.longest(n)
+    try:
+        entries = sampled.decode(data.draw(hostile(honest)), n)
+    except PayloadError:
+        return
+    assert all(each.indices.numel() == each.values.numel() for each in entries)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from([1, 3, 4, 8, 32, 64]), sizes)
+def test_uploads(data: st.DataObject, bits: int, n: int) -> None:
+    coder = Coder(bits, (n // 2, n - n // 2))
+    honest = coder.encode(values(n), torch.zeros(n, dtype=torch.float64)).parts
+    try:
+        decoded = coder.decode(data.draw(hostile(honest)), n)
+    except PayloadError:
+        return
+    assert decoded.numel() == n
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from([2, 20, 300]), sizes)
+def test_chunks(data: st.DataObject, chunk: int, n: int) -> None:
+    code = indices.ChunkCode(n, chunk)
+    (given_code,) = data.draw(hostile([torch.zeros(code.bytes, dtype=torch.uint8)]))
+    try:
+        found = code.decode(given_code)
+    except PayloadError:
+        return
+    assert found.numel() == code.k
+    assert 0 <= int(found.min()) <= int(found.max()) < n
+
+
+def test_forged_frames_of_every_method() -> None:
+    """The seeded beginning of `python -m tests.fuzz_payloads`."""
+    outcomes = fuzz(2000, seed=0)
+    assert outcomes["forged"] >= 2000
+    assert outcomes["refused"] > 300
+    assert outcomes["damaged"] > 150
