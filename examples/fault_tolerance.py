@@ -1,7 +1,7 @@
 """Training that outlives its workers, with torchft: a replica group is killed and comes back.
 
-python examples/fault_tolerance.py
-python examples/fault_tolerance.py --method "pqasgd(every=8, bits=8)"
+RUST_LOG=error python examples/fault_tolerance.py
+RUST_LOG=error python examples/fault_tolerance.py --method "pqasgd(every=8, bits=8)"
 
 Without TORCHFT_LIGHTHOUSE it starts a lighthouse and three groups on this machine, and starts those again
 that die; group 1 kills itself. On real machines `torchft_lighthouse` and torchrun do that: see
@@ -61,7 +61,7 @@ def train(method: str, steps: int, crash_at: int | None) -> None:
         optimizer.zero_grad()
         cross_entropy(model(points[batch]), labels[batch]).backward()
         optimizer.step()
-        time.sleep(0.05)  # slow enough for group 1 to come back in time
+        time.sleep(0.1)  # slow enough for group 1 to come back in time
     session.finish()  # all groups have the same model now
     manager.shutdown(wait=False)
     accuracy = (model(points).argmax(1) == labels).float().mean()

@@ -341,6 +341,9 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
         ("localsgd(every=4, overlap=4)", "overlap=4 must be less than every=4"),
         ("localsgd(blend=0.5)", "blend is for results that are applied later"),
         ("localsgd(overlap=1, blend=1.0)", "blend must be a number from 0 up and below 1"),
+        ("localsgd(deadline=0)", "deadline must be a finite number above 0"),
+        ("localsgd(deadline='soon')", "deadline must be a finite number above 0"),
+        ("spasgd(deadline=1)", "no option 'deadline'"),
         ("localsgd(overlap=1, momentum='average')", "momentum='average' needs overlap=0"),
         ("localsgd(momentum='drop')", "momentum must be one of 'keep', 'reset', 'average'"),
         ("localsgd(anchor='gpu')", "anchor must be one of 'device', 'cpu'"),
@@ -361,6 +364,11 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
 def test_bad_options_get_helpful_errors(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(text)
+
+
+def test_a_fixed_group_cannot_go_on_without_a_late_rank() -> None:
+    with pytest.raises(ConfigError, match="a fixed process group waits"):
+        Cohort("localsgd(every=4, deadline=2.0)", 2)
 
 
 def test_a_schedule_is_not_an_exchange() -> None:

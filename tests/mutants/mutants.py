@@ -20,6 +20,7 @@ class Mutant:
 
 
 LAWS = "tests/laws/test_laws.py"
+TORCHFT = "tests/hosts/test_torchft_groups.py"
 
 MUTANTS = (
     Mutant(
@@ -237,5 +238,26 @@ MUTANTS = (
         "return max(2.0 / (epoch + 2.0), self.theta_floor)",
         "return 1.0",
         ("tests/server/test_trace.py", "-k", "momentum or theta"),
+    ),
+    Mutant(
+        "residuals keep their size when a group leaves",
+        "hosts/replica_groups.py",
+        "            self._engine.states.rescale(group.size() / self._size)\n",
+        "            pass\n",
+        (TORCHFT, "-k", "residuals_of_a_group_that_left"),
+    ),
+    Mutant(
+        "a torchft step that was voted down changes residuals",
+        "hosts/replica_groups.py",
+        "finish(program, committed and request.finite)",
+        "finish(program, request.finite)",
+        (TORCHFT, "-k", "test_an_aborted_step"),
+    ),
+    Mutant(
+        "the change of a late group is lost",
+        "hosts/torchft.py",
+        "block.write(block.anchor.to(change.device) - change)",
+        "block.write(block.anchor)",
+        (TORCHFT, "-k", "test_a_late_group"),
     ),
 )

@@ -50,11 +50,6 @@ def attach_schedule(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
             "optimizer=optimizer)"
         )
-    if method.patience is not None:
-        raise ConfigError(
-            f"{method.name}: a fixed process group waits for all of its ranks. deadline is for torchft's "
-            "replica groups: attach(..., manager=manager)"
-        )
     if isinstance(model, DistributedDataParallel):
         process_group = process_group or cast(dist.ProcessGroup, model.process_group)
     module = bare(model)

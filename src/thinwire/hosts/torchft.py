@@ -201,6 +201,8 @@ class ManagedPeriodicSession(PeriodicSession):
     round without it, it starts from their model; with a `deadline` its change is kept, too.
     """
 
+    takes_deadline = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -51,6 +51,9 @@ class PeriodicSession(BaseSession):
         link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
     """
 
+    takes_deadline = False
+    """Whether a sync round can go on without a rank that is late."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -63,6 +66,11 @@ class PeriodicSession(BaseSession):
         rank_info: RankInfo | None = None,
         link: Link | None = None,
     ) -> None:
+        if method.patience is not None and not self.takes_deadline:
+            raise ConfigError(
+                f"{method.name}: a fixed process group waits for all of its ranks. deadline is for torchft's "
+                "replica groups: attach(..., manager=manager)"
+            )
         self._method = method
         self.optimizer = optimizer
         self.aborted = 0
