@@ -27,6 +27,7 @@ from thinwire.net.groups import private_groups
 from thinwire.net.handshake import agree
 from thinwire.net.meter import Meter, Tally, Timed
 from thinwire.net.rank_info import RankInfo
+from thinwire.net.roll_call import RollCall
 from thinwire.version import __version__
 
 
@@ -93,6 +94,7 @@ class Engine:
         self._lock = threading.Lock()
         self._announced: list[Tally] = []  # what the first two steps sent
         self._before_step = Tally()
+        self._roll_calls = 0
 
     # -- the group -------------------------------------------------------------------------------------
 
@@ -114,6 +116,12 @@ class Engine:
         """Raise on every rank if the descriptions differ between ranks."""
         ranks = dist.get_process_group_ranks(self.executor.group)
         agree(description, self.executor.execute, ranks)
+
+    def roll_call(self, what: str) -> RollCall:
+        """For words beside the collectives; every rank asks for it equally often, with the same `what`."""
+        self._roll_calls += 1
+        name = f"{self.executor.group.group_name}/{self._roll_calls}/{what}"
+        return RollCall(self.executor.group, name)
 
     @property
     def executor(self) -> ProcessGroupExecutor:
@@ -337,6 +345,10 @@ class Engine:
         for group in self._plan(list(layouts))[0]:
             if not group.traits.single_mean:
                 self.state(group.exchange, group.layout)
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """The part of past gradients that has not been sent yet, by parameter."""
+        return self.states.residuals(self.router.exchange_for, self.checkpoint_layouts())
 
     def replace_state(self, saved: SavedState, step: int, scale: float) -> None:
         self.states.load(saved)
