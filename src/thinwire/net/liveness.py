@@ -52,7 +52,8 @@ class Liveness:
 
         def ask() -> None:
             nonlocal known
-            with contextlib.suppress(RuntimeError):  # includes torch's DistError: the store's host has left
+            # RuntimeError includes torch's DistError: the store's host has left. ValueError: no group any more.
+            with contextlib.suppress(RuntimeError, ValueError):
                 known = self._exchange_reports(operation)
 
         asking = threading.Thread(target=ask, name="thinwire-diagnosis", daemon=True)

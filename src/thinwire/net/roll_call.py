@@ -31,14 +31,17 @@ class RollCall:
         self._ranks = dist.get_process_group_ranks(group)
         self._me = group.rank()
         self._prefix = f"thinwire/roll-call/{name}"
-        store = default_store()
+        store = self._home = default_store()  # kept, because this rank may be its host
         # A connection of its own: another thread may be waiting on the program's.
         self._store: Any = store.clone() if hasattr(store, "clone") else store
         self.timeout = timeout_of(group).total_seconds()
 
     def say(self, subject: str, text: str) -> None:
         """This rank's answer, without waiting for the others'."""
-        self._store.set(f"{self._prefix}/{subject}/{self._me}", text)
+        try:
+            self._store.set(f"{self._prefix}/{subject}/{self._me}", text)
+        except RuntimeError as error:
+            raise self._no_store(subject) from error
 
     def hear(self, subject: str, *, stop: Callable[[], bool] | None = None) -> list[str]:
         """The answers of all ranks; PeerError names those that are silent until the timeout, or `stop`."""
@@ -47,11 +50,14 @@ class RollCall:
         deadline = time.monotonic() + self.timeout
         pause = PAUSE / 10
         while True:
-            for rank in sorted(missing):
-                key = f"{self._prefix}/{subject}/{rank}"
-                if self._store.check([key]):
-                    said[rank] = bytes(self._store.get(key)).decode()
-                    missing.discard(rank)
+            try:
+                for rank in sorted(missing):
+                    key = f"{self._prefix}/{subject}/{rank}"
+                    if self._store.check([key]):
+                        said[rank] = bytes(self._store.get(key)).decode()
+                        missing.discard(rank)
+            except RuntimeError as error:
+                raise self._no_store(subject) from error
             if not missing:
                 return said
             if time.monotonic() > deadline or (stop is not None and stop()):
@@ -62,6 +68,12 @@ class RollCall:
                 )
             time.sleep(pause)
             pause = min(2 * pause, PAUSE)
+
+    def _no_store(self, subject: str) -> PeerError:
+        return PeerError(
+            f"{subject} failed on rank {self._ranks[self._me]}: the rendezvous store does not answer: its "
+            "host (usually rank 0) is gone"
+        )
 
     def all(self, subject: str, text: str) -> list[str]:
         """Say this, and hear what all ranks say, this one included, in the order of ranks."""

@@ -107,7 +107,7 @@ class PeriodicSession(BaseSession):
             block.set_anchor()
         self.meter.reset()
         if self.method.delay:
-            self._lanes = Lanes(self.engine.executors, overlap=True)
+            self._lanes = Lanes(self.engine.executors, overlap=True, outlast_steps=True)
 
     async def _broadcast_model(self) -> None:
         for tensors in _portions([*self._model.parameters(), *self._model.buffers()]):

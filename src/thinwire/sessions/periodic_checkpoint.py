@@ -56,7 +56,7 @@ def periodic_schema(session: PeriodicSession) -> schema.Schema:
         # Of one rank alone, and it may have diverged: its next sync round is aborted then.
         "replica": schema.tensors(pieces, complete=False),
         "buffers": schema.tensors(session.all_buffers),
-        "optimizer": lambda value, what: _check_optimizer(session.optimizer, value, what),
+        "optimizer": lambda value, what: check_optimizer_state(session.optimizer, value, what),
         "under_way": schema.listing(lambda value, what: _check_round(session, value, what)),
     }
 
@@ -197,7 +197,7 @@ def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRou
 _PER_ENTRY = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "sum")
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
+def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
     """Find errors that torch's own `load_state_dict` finds only half-way, or not at all."""
     own = optimizer.state_dict()["param_groups"]
     found = cast("Mapping[str, Any]", given if isinstance(given, Mapping) else {})
