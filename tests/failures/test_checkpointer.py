@@ -175,7 +175,7 @@ def damaged(folder: Path, everyone: dist.ProcessGroup, few: dist.ProcessGroup | 
 def local_folders(folder: Path, everyone: dist.ProcessGroup, few: dist.ProcessGroup | None) -> None:
     """Every rank sees only its own files; new ranks get what they lack from those that have it."""
     own = folder / str(dist.get_rank())
-    owed = parameters = torch.zeros(flat(mlp()).numel(), dtype=torch.float64)
+    owed, parameters = flat(mlp()), flat(mlp())
     if few is not None:
         two = Run(own, few, every=2).train(2)
         assert {path.name for path in newest(own).glob("*.pt")} == {
@@ -220,7 +220,7 @@ def failed_writes(folder: Path, everyone: dist.ProcessGroup, few: dist.ProcessGr
     with logged() as lines:
         good.train(1)
         strict.checkpointer.save()
-        with pytest.raises(thinwire.ThinwireError, match="rank 1: .*No space left on device"):
+        with pytest.raises(thinwire.ThinwireError, match=r"rank 1: .*No space left on device"):
             strict.checkpointer.wait()
     if dist.get_rank() == 0:
         assert any("step 2 could not be written: rank 1: " in line and "goes on" in line for line in lines), (
@@ -302,6 +302,7 @@ def all_cases(worker: Worker, folder: str) -> dict[str, str]:
         try:
             case(Path(folder) / case.__name__, everyone, few if worker.rank < 2 else None)
             outcomes[case.__name__] = ""
+            worker.report(case.__name__)
         except BaseException:
             outcomes[case.__name__] = traceback.format_exc()
             break  # the ranks are no longer together

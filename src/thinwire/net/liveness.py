@@ -52,7 +52,7 @@ class Liveness:
 
         def ask() -> None:
             nonlocal known
-            # RuntimeError includes torch's DistError: the store's host has left. ValueError: no group any more.
+            # torch's DistError is a RuntimeError: the store's host has left. ValueError: no group any more.
             with contextlib.suppress(RuntimeError, ValueError):
                 known = self._exchange_reports(operation)
 

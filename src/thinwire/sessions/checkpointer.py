@@ -409,8 +409,8 @@ class Checkpointer:
         )
         if drifted:
             log.warning(
-                "the local steps and residuals since the last sync round are dropped: they belong to ranks that "
-                "no longer exist. Call session.sync() before save() if the number of ranks may change"
+                "the local steps and residuals since the last sync round are dropped: they belong to ranks "
+                "that no longer exist. Call session.sync() before save() if the number of ranks may change"
             )
         elif self._replicas_differ:
             log.warning("replicas had drifted apart: all ranks continue with the model of old rank 0")
