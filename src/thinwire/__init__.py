@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from thinwire.methods.registry import list_methods, list_schedules, parse
     from thinwire.net.meter import Meter
     from thinwire.predict.probe import probe
+    from thinwire.sessions.checkpointer import Checkpointer
     from thinwire.sessions.gradient import Session
 
 __all__ = [
+    "Checkpointer",
     "ConfigError",
     "DisagreementError",
     "Meter",
@@ -46,6 +48,7 @@ __all__ = [
 
 # Loaded when they are asked for: the command line answers `--help` without importing torch.
 _HOMES = {
+    "Checkpointer": "thinwire.sessions.checkpointer",
     "attach": "thinwire.hosts.attach",
     "list_methods": "thinwire.methods.registry",
     "list_schedules": "thinwire.methods.registry",

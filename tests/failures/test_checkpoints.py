@@ -9,6 +9,7 @@ import torch
 
 import thinwire
 from tests.laws.cohort import Cohort
+from thinwire.core import schema
 from thinwire.net.rank_info import RankInfo
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (30, 20), "conv": (8, 4, 3), "bias": (9,)}
@@ -88,6 +89,11 @@ def test_the_first_difference_is_named() -> None:
     refused(session, other.state_dict(), "'weight' .* bfloat16 there and .* float32 here")
 
 
+def resealed(state: dict) -> dict:
+    """As if it had been written like this."""
+    return schema.seal({key: value for key, value in state.items() if key != "checksums"})
+
+
 def spoil(state: dict, *path: object, value: object = None, drop: bool = False) -> dict:
     spoiled = copy.deepcopy(state)
     place = spoiled
@@ -97,7 +103,7 @@ def spoil(state: dict, *path: object, value: object = None, drop: bool = False) 
         del place[path[-1]]
     else:
         place[path[-1]] = value
-    return spoiled
+    return resealed(spoiled) if path[0] != "checksums" else spoiled
 
 
 def test_malformed_checkpoints_are_refused_and_change_nothing() -> None:

@@ -24,6 +24,7 @@ class Clock:
         self.start = 0
         self.cycle = 0
         self.synced = 0
+        self._synced_before = 0
 
     @property
     def warming_up(self) -> bool:
@@ -52,7 +53,7 @@ class Clock:
         order = self._schedule.fragment_order(self.cycle, self._seed)
         due = [fragment for i, fragment in enumerate(order) if -(-(i + 1) * steps // count) == offset]
         if len(due) == count and delay == 0:
-            self.synced = self.step
+            self._set_synced()
         ends = offset >= steps
         if ends:
             self.cycle += 0 if self.warming_up else 1
@@ -61,7 +62,18 @@ class Clock:
 
     def restart(self) -> None:
         """All fragments are synchronised: a new cycle begins here."""
-        self.start = self.synced = self.step
+        self.start = self.step
+        self._set_synced()
+
+    def take_back(self, step: int) -> None:
+        """The sync round after this step has failed: the replicas are not equal."""
+        if self.synced == step and step:
+            self.synced = self._synced_before
+
+    def _set_synced(self) -> None:
+        if self.synced != self.step:
+            self._synced_before = self.synced
+        self.synced = self.step
 
     def save(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in COUNTERS}

@@ -22,6 +22,7 @@ from thinwire.core.routing import Group, Router, View, plan
 from thinwire.core.state import SavedState, StateStore
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import frames
+from thinwire.net.bulletin import Bulletin
 from thinwire.net.costs import Link
 from thinwire.net.executor import ProcessGroupExecutor
 from thinwire.net.groups import private_groups
@@ -97,6 +98,7 @@ class Engine:
         self._lock = threading.Lock()
         self._announced: list[Tally] = []  # what the first two steps sent
         self._before_step = Tally()
+        self._bulletins = 0
 
     # -- the group -------------------------------------------------------------------------------------
 
@@ -118,6 +120,12 @@ class Engine:
         """Raise on every rank if the descriptions differ between ranks."""
         ranks = dist.get_process_group_ranks(self.executor.group)
         agree(description, self.executor.execute, ranks)
+
+    def bulletin(self, what: str) -> Bulletin:
+        """For words beside the collectives; every rank asks for it equally often, with the same `what`."""
+        self._bulletins += 1
+        name = f"{self.executor.group.group_name}/{self._bulletins}/{what}"
+        return Bulletin(self.executor.group, name)
 
     @property
     def executor(self) -> ProcessGroupExecutor:
@@ -365,6 +373,10 @@ class Engine:
         for group in self._plan(list(layouts))[0]:
             if not group.traits.single_mean:
                 self.state(group.exchange, group.layout)
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """The part of past gradients that has not been sent yet, by parameter."""
+        return self.states.residuals(self.router.exchange_for, self.checkpoint_layouts())
 
     def replace_state(self, saved: SavedState, step: int, scale: float) -> None:
         self.states.load(saved)

@@ -4,11 +4,18 @@ A schema maps each field to a check. All of its fields are required:
 
     SCHEMA = {"step": whole(), "scale": positive(), "error": tensor(like)}
     check(SCHEMA, given)                      # StateError names the first field that does not fit
+
+A sealed state has a checksum of every tensor and of everything else in each field, so that a flipped bit, or
+an entry that is optional and was lost, is noticed as well:
+
+    sealed = seal(state)                      # the state, and its "checksums"
+    verify(sealed)                            # StateError names the first field that was changed since
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -37,6 +44,78 @@ def check(schema: Schema, given: object, what: str = WHOLE) -> Mapping[str, Any]
     for key, fits in schema.items():
         fits(found[key], f"{what}'s {key}")
     return found
+
+
+def exactly(schema: Schema, given: object, what: str = WHOLE) -> Mapping[str, Any]:
+    """`given`, if it has the fields of the schema, each fits, and there are no others."""
+    found = check(schema, given, what)
+    unknown = [key for key in found if key not in schema]
+    if unknown:
+        raise StateError(f"{what} has a field {unknown[0]!r} that it should not have")
+    return found
+
+
+# -- checksums ---------------------------------------------------------------------------------------------
+
+
+def seal(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with its checksums."""
+    return {**state, "checksums": checksums(state)}
+
+
+def verify(sealed: Mapping[str, Any], what: str = WHOLE) -> None:
+    """Raise a StateError that names the first field that is not as it was sealed."""
+    saved = sealed.get("checksums")
+    if not isinstance(saved, Mapping):
+        raise StateError(f"{what}'s checksums are {described(saved)}, not a mapping")
+    stated = cast("Mapping[str, object]", saved)
+    found = checksums({key: value for key, value in sealed.items() if key != "checksums"})
+    # Tensors before the fields that hold them, so that the error names the smallest part.
+    for path in sorted({*stated, *found}, key=lambda path: (-str(path).count(SEPARATOR), str(path))):
+        if path not in found:
+            raise StateError(f"{what} lacks {path!r}, which was saved in it")
+        if path not in stated:
+            raise StateError(f"{what} is damaged: {path!r} has no checksum")
+        if stated[path] != found[path]:
+            raise StateError(f"{what} is damaged: the checksum of {path!r} does not fit")
+
+
+SEPARATOR = " / "
+
+
+def checksums(state: Mapping[str, Any]) -> dict[str, int]:
+    """CRC-32 of each tensor, by its path, and of all else in each field."""
+    found: dict[str, int] = {}
+    for field, value in state.items():
+        text = _skeleton(value, str(field), found)
+        found[str(field)] = zlib.crc32(text.encode("utf-8", "surrogatepass"))
+    return found
+
+
+def _skeleton(value: object, path: str, found: dict[str, int]) -> str:
+    """A text for everything but the tensors; their checksums are put into `found`."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise StateError(f"{path!r} is not a plain dense tensor")
+        found[path] = zlib.crc32(_bytes_of(value))
+        return described(value)
+    if isinstance(value, Mapping):
+        items = sorted(cast("Mapping[object, object]", value).items(), key=lambda item: repr(item[0]))
+        inside = (f"{key!r}: {_skeleton(each, f'{path}{SEPARATOR}{key}', found)}" for key, each in items)
+        return "{" + ", ".join(inside) + "}"
+    if isinstance(value, list | tuple):
+        each = enumerate(cast("Sequence[object]", value))
+        inside = (_skeleton(item, f"{path}{SEPARATOR}{number}", found) for number, item in each)
+        return ("[{}]" if isinstance(value, list) else "({})").format(", ".join(inside))
+    return repr(value)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(cast(Any, flat.view(torch.uint8).numpy()))
+
+
+# -- several states ----------------------------------------------------------------------------------------
 
 
 def as_list(given: object) -> list[Mapping[str, Any]]:
@@ -68,6 +147,9 @@ def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
                 raise StateError(f"the given states differ in their {key}: {first[key]} and {state[key]}")
 
 
+# -- checks ------------------------------------------------------------------------------------------------
+
+
 def equal(own: object, *, hint: str = "") -> Check:
     def fits(value: object, what: str) -> None:
         if value != own:
@@ -79,7 +161,9 @@ def equal(own: object, *, hint: str = "") -> Check:
 def version(own: int) -> Check:
     def fits(value: object, what: str) -> None:
         if value != own:
-            raise StateError(f"{what} is {value!r}, this version reads {own}")
+            raise StateError(
+                f"{what} is {value!r}, this version reads {own}: another thinwire version wrote it"
+            )
 
     return fits
 
@@ -100,18 +184,32 @@ def positive() -> Check:
     return fits
 
 
-def tensor(like: torch.Tensor) -> Check:
-    """A tensor with the shape and type of `like`."""
-
+def flag() -> Check:
     def fits(value: object, what: str) -> None:
-        same = isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
-        if not same:
-            raise StateError(f"{what} is {described(value)}, this session needs {described(like)}")
+        if not isinstance(value, bool):
+            raise StateError(f"{what} is {value!r}, which cannot be: it is True or False")
 
     return fits
 
 
-def tensors(like: Mapping[str, torch.Tensor], *, complete: bool = True) -> Check:
+def tensor(like: torch.Tensor, *, finite: bool = False) -> Check:
+    """A tensor with the shape and type of `like`; with `finite` without NaN and infinity."""
+
+    def fits(value: object, what: str) -> None:
+        same = isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
+        if not same or value.layout != torch.strided:
+            raise StateError(f"{what} is {described(value)}, this session needs {described(like)}")
+        if finite and not is_finite(value):
+            raise StateError(f"{what} has entries that are not finite")
+
+    return fits
+
+
+def is_finite(value: torch.Tensor) -> bool:
+    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
+
+
+def tensors(like: Mapping[str, torch.Tensor], *, complete: bool = True, finite: bool = False) -> Check:
     """Tensors by name, each like its counterpart; with `complete` none may be missing."""
 
     def fits(value: object, what: str) -> None:
@@ -127,7 +225,7 @@ def tensors(like: Mapping[str, torch.Tensor], *, complete: bool = True) -> Check
                 else f"{what} has {unknown[0]!r}, which this session does not have"
             )
         for name, each in found.items():
-            tensor(like[name])(each, f"{what} of {name!r}")
+            tensor(like[name], finite=finite)(each, f"{what} of {name!r}")
 
     return fits
 
@@ -159,10 +257,7 @@ def record(schema: Schema) -> Check:
     """A mapping with these fields and no others."""
 
     def fits(value: object, what: str) -> None:
-        found = check(schema, value, what)
-        unknown = [key for key in found if key not in schema]
-        if unknown:
-            raise StateError(f"{what} has a field {unknown[0]!r} that it should not have")
+        exactly(schema, value, what)
 
     return fits
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import torch
 
+from thinwire.core import schema
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
-from thinwire.core.schema import described
 from thinwire.errors import StateError
 
 Entries = dict[str, dict[str, torch.Tensor]]
@@ -83,13 +83,19 @@ class StateStore:
             result.replicated |= _copy(pieces.replicated)
         return result
 
-    def residuals(self) -> dict[str, torch.Tensor]:
-        """The part of past gradients that has not been sent yet, by parameter."""
+    def residuals(
+        self, exchange_for: Callable[[Slot], Exchange], layouts: Mapping[str, Layout]
+    ) -> dict[str, torch.Tensor]:
+        """The part of past gradients that has not been sent yet, by parameter, also of loaded states."""
         found: dict[str, torch.Tensor] = {}
+        for name, kept in self._loose.residuals.items():
+            if kept:
+                device = next(iter(kept.values())).device
+                layout = Layout(layouts[name].slots, layouts[name].dtype, device)
+                exchange = exchange_for(layout.slots[0])
+                found |= _residuals(_Live(exchange, layout, _filled(exchange.init(layout), kept)))
         for live in self._live.values():
-            amount = live.exchange.residual(live.state)
-            if amount is not None:
-                found |= dict(zip(live.layout.names, live.layout.parts(amount), strict=True))
+            found |= _residuals(live)
         return found
 
     def load(self, kept: SavedState) -> None:
@@ -116,6 +122,18 @@ class StateStore:
 
 def _copy(entries: Entries) -> Entries:
     return {name: {field: tensor.clone() for field, tensor in kept.items()} for name, kept in entries.items()}
+
+
+def _filled(state: State, kept: Mapping[str, torch.Tensor]) -> State:
+    for field, tensor in state.coordinates().items():
+        if field in kept:
+            tensor.copy_(kept[field])
+    return state
+
+
+def _residuals(live: _Live) -> dict[str, torch.Tensor]:
+    amount = live.exchange.residual(live.state)
+    return {} if amount is None else dict(zip(live.layout.names, live.layout.parts(amount), strict=True))
 
 
 def _pieces(live: _Live) -> SavedState:
@@ -154,16 +172,8 @@ def check_entries(
                 raise StateError(
                     f"the checkpoint remembers {field!r} for {name!r}, which this method does not"
                 )
-            if (
-                not isinstance(tensor, torch.Tensor)
-                or tensor.shape != like.shape
-                or tensor.dtype != like.dtype
-            ):
-                raise StateError(
-                    f"the checkpoint's {field!r} of {name!r} is {described(tensor)}, "
-                    f"this session needs {described(like)}"
-                )
-            part.setdefault(name, {})[cast(str, field)] = tensor
+            schema.tensor(like, finite=True)(tensor, f"the checkpoint's {field!r} of {name!r}")
+            part.setdefault(name, {})[cast(str, field)] = cast(torch.Tensor, tensor)
         lacking = expected.by_layout().keys() - kept.replicated.get(name, {}).keys()
         if name in kept.replicated and lacking:
             raise StateError(f"the checkpoint lacks {min(lacking)!r} of {name!r}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,7 +31,7 @@ from thinwire.drivers.blocking import drive_until_commit, finish
 from thinwire.net.executor import ProcessGroupExecutor
 
 EXIT_TIMEOUT = 5.0
-"""How long the end of a program waits for each lane, in seconds."""
+"""How long the end of a program waits for the lanes, in seconds."""
 
 
 class Step:
@@ -110,14 +111,25 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 
 class Lanes:
-    """With `overlap=True` a thread per process group; with `overlap=False` the caller's thread."""
+    """With `overlap=True` a thread per process group; with `overlap=False` the caller's thread.
 
-    def __init__(self, executors: Sequence[ProcessGroupExecutor], *, overlap: bool) -> None:
+    With `outlast_steps` programs may be under way when the training loop ends, and are left then. It takes a
+    little of the processor's time in every operation.
+    """
+
+    def __init__(
+        self, executors: Sequence[ProcessGroupExecutor], *, overlap: bool, outlast_steps: bool = False
+    ) -> None:
         self._wires = list(executors)
+        self._abandoned = threading.Event()
+        if outlast_steps:
+            for wire in self._wires:
+                wire.leave_when(self._abandoned)
         self._broken: BaseException | None = None
         self._streams: dict[tuple[int, torch.device], Any] = {}
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
+        self._working: set[int] = set()
         _open.add(self)
         if overlap:
             for number in range(len(self._wires)):
@@ -135,17 +147,43 @@ class Lanes:
         scope = self._scope(number, job.device)
         self._put(number, lambda: self._rounds(number, job, scope))
 
-    def close(self, timeout: float | None = None) -> None:
-        """Let the lanes finish their queues, then end their threads; wait `timeout` seconds for each."""
+    def close(self) -> None:
+        """Let the lanes finish their queues, then end their threads."""
+        self._end(None)
+
+    def close_at_exit(self) -> None:
+        """The same when the program ends, with a limit. One line says so if an exchange is under way."""
+        threads = list(self._threads)
+        busy = bool(self._working) or any(not waiting.empty() for waiting in self._queues)
+        ended = self._end(EXIT_TIMEOUT)
+        if not ended:
+            for wire in self._wires:
+                wire.keep_for_ever()
+            self._abandoned.set()
+            for thread in threads:
+                thread.join(1.0)
+        if busy:
+            what = "its result is dropped"
+            if ended and self._broken is None:
+                what = "it was finished for the other ranks, but nothing is applied here"
+            log.warning(
+                "the program ends while an exchange is under way: %s. Call session.finish() after the last "
+                "step of a schedule, or session.detach()",
+                what,
+            )
+
+    def _end(self, timeout: float | None) -> bool:
+        """End the threads; False if one is still at work after this many seconds."""
         for waiting in self._queues:
             waiting.put(None)
+        deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
-        if any(thread.is_alive() for thread in self._threads):
-            log.warning("the program ends while an exchange is under way: its result is dropped")
+                thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in self._threads)
         self._threads.clear()
         self._queues.clear()
+        return ended
 
     def _scope(self, number: int, device: torch.device) -> Scope:
         """On CUDA a stream of the lane's own, behind what the training loop has queued so far."""
@@ -169,8 +207,13 @@ class Lanes:
             task()
 
     def _work(self, number: int) -> None:
-        while (task := self._queues[number].get()) is not None:
-            task()
+        tasks = self._queues[number]
+        while (task := tasks.get()) is not None:
+            self._working.add(number)
+            try:
+                task()
+            finally:
+                self._working.discard(number)
 
     def _rounds(self, number: int, job: Job, scope: Scope) -> None:
         try:
@@ -208,7 +251,7 @@ _open: weakref.WeakSet[Lanes] = weakref.WeakSet()
 def _close_all() -> None:
     """End the threads before the interpreter does: it would abort the process if one is inside of torch."""
     for lanes in list(_open):
-        lanes.close(EXIT_TIMEOUT)
+        lanes.close_at_exit()
 
 
 def future_for(device: torch.device) -> torch.futures.Future[torch.Tensor]:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire import log
+from thinwire.core import schema
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
@@ -242,14 +243,15 @@ class AutoSession(BaseSession):
         self._throttle = (links, seed)
         self.session.throttle(links, seed=seed)
 
-    def state_dict(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """The state of the session, and whether the decision has been made."""
-        return {**self.session.state_dict(), "decided": self.decided}
+        return {**self.session.snapshot(), "decided": self.decided}
 
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
         """Continue with the checkpoint's method, without another decision, if it had been chosen by then."""
-        given = [state] if isinstance(state, Mapping) else list(state)
-        method = given[0].get("method") if given and given[0].get("decided", True) else None
+        first = schema.as_list(state)[0]
+        schema.verify(first)
+        method = first.get("method") if first.get("decided") else None
         if not self.decided and isinstance(method, str):
             self._stop_watching()
             self._switch(parse_exchange(method))

@@ -18,6 +18,7 @@ from thinwire.core import checks
 from thinwire.core.engine import LossScale
 from thinwire.errors import ConfigError
 from thinwire.sessions.periodic import PeriodicSession
+from thinwire.sessions.replicas import bare
 
 _scheduled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -25,10 +26,6 @@ _scheduled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def is_scheduled(model: nn.Module) -> bool:
     """Whether a schedule averages this model's parameters."""
     return bare(model) in _scheduled
-
-
-def bare(model: nn.Module) -> nn.Module:
-    return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
 
 
 def attach_schedule(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -24,6 +26,10 @@ from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
 Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllToAll
 
 
+class AbandonedError(Exception):
+    """The program ends, and nobody waits for this operation any more."""
+
+
 class ProcessGroupExecutor:
     """Operations on one private group: issued by one thread at a time, in the same order on every rank."""
 
@@ -33,6 +39,7 @@ class ProcessGroupExecutor:
         self.rank_info = RankInfo(group.rank(), group.size())
         self.label = "attach"
         self.pace: Pace | None = None
+        self._abandoned: threading.Event | None = None
         self._shortest_barrier = math.inf
         self._courier: Courier | None = None
         self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
@@ -135,12 +142,34 @@ class ProcessGroupExecutor:
         if self.pace is None or self.rank_info.size == 1:
             return 0.0
         arrived = time.perf_counter()
-        self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]).wait()
+        self._wait(self.group.allreduce([torch.zeros(1, dtype=torch.uint8)]))
         together = time.perf_counter()
         # The shortest barrier is one that nobody had to wait for: its time is not part of the operation.
         self._shortest_barrier = min(self._shortest_barrier, together - arrived)
         begin = together - self._shortest_barrier
         return self.pace.end_of(shares_of(op, self.rank_info, self._cost_of), begin)
+
+    def leave_when(self, abandoned: threading.Event) -> None:
+        """Leave an operation when the event is set, also while peers are silent (on gloo only)."""
+        if self._cost_of is cost_on_gloo:
+            self._abandoned = abandoned
+
+    def keep_for_ever(self) -> None:
+        """Never destroy the group: one of its operations is under way when the interpreter ends.
+
+        The destructor would wait for it, as long as the timeout of the group.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+
+    def _wait(self, work: Any) -> None:
+        """Wait for an operation. A thread that may be abandoned must not wait inside of torch: if it came
+        back after the interpreter has ended, the process would abort."""
+        pause = 1e-4
+        while self._abandoned is not None and not work.is_completed():
+            if self._abandoned.wait(pause):
+                raise AbandonedError
+            pause = min(1.5 * pause, 2e-3)
+        work.wait()
 
     def close(self) -> None:
         """Leave the private group; harmless if everything has been destroyed already.
@@ -161,28 +190,30 @@ class ProcessGroupExecutor:
         cost, length = self._cost_of(op, self.rank_info)
         match op:
             case frames.AllReduce():
-                self.group.allreduce([op.tensor]).wait()
+                self._wait(self.group.allreduce([op.tensor]))
                 return op.tensor, cost, length
             case frames.AllGather():
                 gathered = op.block.new_empty((self.rank_info.size, op.block.numel()))
-                _all_gather(gathered.view(-1), op.block, self.group)
+                self._wait(_all_gather(gathered.view(-1), op.block, self.group))
                 return gathered, cost, length
             case frames.Broadcast():
-                dist.broadcast(op.block, group=self.group, group_src=op.src)
+                self._wait(dist.broadcast(op.block, group=self.group, group_src=op.src, async_op=True))
                 return op.block, cost, length
             case frames.AllToAll():
                 sizes = [block.numel() for block in op.blocks]
                 arrived = op.blocks[0].new_empty(sum(op.receive))
-                dist.all_to_all_single(
-                    arrived, torch.cat(op.blocks), list(op.receive), sizes, group=self.group
+                joined = torch.cat(op.blocks)
+                work = dist.all_to_all_single(
+                    arrived, joined, list(op.receive), sizes, group=self.group, async_op=True
                 )
+                self._wait(work)
                 return list(torch.split(arrived, list(op.receive))), cost, length
 
 
-def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> None:
+def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> Any:
     # torch 2.13 renames all_gather_into_tensor; older releases know only the old name.
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-    getattr(dist, name)(output, block, group=group)
+    return getattr(dist, name)(output, block, group=group, async_op=True)
 
 
 def cost_of(op: Operation, rank_info: RankInfo) -> tuple[costs.Cost, int]:

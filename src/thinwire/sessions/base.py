@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from thinwire import log
 from thinwire.averaging.base import Schedule
+from thinwire.core import schema
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
@@ -125,16 +126,23 @@ class BaseSession(ABC):
 
     def residuals(self) -> dict[str, Any]:
         """The part of past gradients that this rank has not sent yet, by parameter."""
-        return self.engine.states.residuals()
+        return self.engine.residuals()
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything that this rank needs to continue bit for bit: tensors, numbers and strings only.
 
-        There is one per rank, because residuals differ. It loads with `torch.load(..., weights_only=True)`.
+        There is one per rank, because residuals differ. It loads with `torch.load(..., weights_only=True)`,
+        and has a checksum of every tensor.
+
+        After a failure, such as a `PeerError`, this is the state of the last step that was committed.
         """
+        return schema.seal(self.snapshot())
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """A copy like `state_dict()`, without the checksums that take most of its time."""
 
     @abstractmethod
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from thinwire import log
 from thinwire.core import schema
 from thinwire.core.engine import Engine
 from thinwire.core.state import Entries, SavedState, check_entries
 from thinwire.errors import StateError
 
-FORMAT = 2
+FORMAT = 3
 OnResize = Literal["sum", "drop"]
 
 
@@ -45,11 +48,83 @@ def engine_schema(engine: Engine) -> schema.Schema:
     }
 
 
+def session_schema(engine: Engine) -> schema.Schema:
+    """The schema of a gradient session's state."""
+    return {**engine_schema(engine), "decided": schema.flag(), "checksums": schema.mapping()}
+
+
+@dataclass
+class Checked:
+    """States that fit this rank, and the function that puts them in place."""
+
+    apply: Callable[[], None]
+    ranks: list[int]
+    size: int
+    step: int
+
+
 def load(engine: Engine, given: object, on_resize: OnResize | None) -> None:
+    """Check the states of a gradient session, on all ranks if their number changed; then change this one."""
+
+    def checked() -> Checked:
+        states = schema.as_list(given)
+        for state in states:
+            schema.verify(schema.exactly(session_schema(engine), state))
+        return check(engine, states, on_resize)
+
+    together(engine, on_resize, checked)
+
+
+def together(engine: Engine, on_resize: OnResize | None, check_here: Callable[[], Checked]) -> None:
+    """Apply what this rank has checked. After a resize, no rank does so unless all can.
+
+    The ranks then also compare which old states they were given: twice the same would count double.
+    """
+    if on_resize is None or not engine.executors:
+        check_here().apply()
+        return
+    call = engine.bulletin("load_state_dict")
+    try:
+        checked = check_here()
+    except StateError as error:
+        call.say("load", json.dumps({"error": str(error)}))
+        raise
+    mine = {"ranks": checked.ranks, "size": checked.size, "step": checked.step, "how": on_resize}
+    _compare([json.loads(text) for text in call.all("load", json.dumps(mine))], engine.rank_info.rank)
+    checked.apply()
+
+
+def _compare(said: Sequence[dict[str, Any]], me: int) -> None:
+    for rank, one in enumerate(said):
+        if "error" in one:
+            raise StateError(f"nothing is loaded, because rank {rank} cannot load its state: {one['error']}")
+    for key in ("size", "step"):
+        values = {rank: one[key] for rank, one in enumerate(said)}
+        if len(set(values.values())) > 1:
+            listing = ", ".join(f"rank {rank}: {value}" for rank, value in values.items())
+            raise StateError(f"the ranks load states of different {key}s ({listing})")
+    taken: dict[int, int] = {}
+    for rank, one in enumerate(said):
+        for old in one["ranks"] if one["how"] == "sum" else ():
+            if old in taken:
+                raise StateError(
+                    f"the state of old rank {old} was given to rank {taken[old]} and to rank {rank}: its "
+                    "residuals would count double. Give each old state to exactly one rank, and load with "
+                    "on_resize='drop' where there is none left"
+                )
+            taken[old] = rank
+    lost = [old for old in range(said[0]["size"]) if old not in taken]
+    if me == 0 and taken and lost:
+        log.warning("the residuals of old rank %s are lost: no rank was given its state", lost[0])
+
+
+def check(
+    engine: Engine, states: Sequence[Mapping[str, Any]], on_resize: OnResize | None, *, made: bool = False
+) -> Checked:
+    """The states of an engine, checked. With `made` it has made all its states, so all are in there."""
     if on_resize not in (None, "sum", "drop"):
         raise StateError(f'on_resize must be "sum" or "drop", not {on_resize!r}')
-    states = schema.as_list(given)
-    checked = [_check(engine, state) for state in states]
+    found = [_check(engine, state, made) for state in states]
     first = states[0]
     schema.same(states, ("step", "size", "scale"))
     ranks = [int(state["rank"]) for state in states]
@@ -57,7 +132,7 @@ def load(engine: Engine, given: object, on_resize: OnResize | None) -> None:
         twice = next(rank for rank in ranks if ranks.count(rank) > 1)
         raise StateError(f"the state of rank {twice} was given twice: its residuals would count double")
     old_size, new_size = int(first["size"]), engine.rank_info.size
-    saved = checked[0]
+    saved = found[0]
     if old_size != new_size or len(states) > 1:
         if on_resize is None:
             raise StateError(
@@ -65,21 +140,23 @@ def load(engine: Engine, given: object, on_resize: OnResize | None) -> None:
                 "belong to ranks, so choose: on_resize='sum' (give every old rank's state to exactly one new "
                 "rank; nothing is lost) or on_resize='drop' (residuals start at zero)"
             )
-        saved = _drop(saved) if on_resize == "drop" else _sum(checked, new_size / old_size)
+        saved = _drop(saved) if on_resize == "drop" else _sum(found, new_size / old_size)
     elif ranks[0] != engine.rank_info.rank:
         raise StateError(
             f"the checkpoint was written by rank {ranks[0]}, this is rank {engine.rank_info.rank}: "
             "each rank loads its own"
         )
-    engine.replace_state(saved, int(first["step"]), float(first["scale"]))
+    step, scale = int(first["step"]), float(first["scale"])
+    return Checked(lambda: engine.replace_state(saved, step, scale), ranks, old_size, step)
 
 
-def _check(engine: Engine, state: object) -> SavedState:
-    found = schema.check(engine_schema(engine), state)
+def _check(engine: Engine, found: Mapping[str, Any], made: bool) -> SavedState:
     if found["rank"] >= found["size"]:
         raise StateError(f"the checkpoint's rank is {found['rank']} of {found['size']}, which cannot be")
     layouts = engine.checkpoint_layouts()
-    return check_entries(found["state"], layouts, engine.router.exchange_for, complete=found["step"] > 0)
+    return check_entries(
+        found["state"], layouts, engine.router.exchange_for, complete=made or found["step"] > 0
+    )
 
 
 def _drop(saved: SavedState) -> SavedState:

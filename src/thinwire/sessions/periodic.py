@@ -118,7 +118,7 @@ class PeriodicSession(BaseSession):
             block.set_anchor()
         self.meter.reset()
         if self.method.delay:
-            self._lanes = Lanes(self.engine.executors, overlap=True)
+            self._lanes = Lanes(self.engine.executors, overlap=True, outlast_steps=True)
 
     async def _broadcast_model(self) -> None:
         for tensors in _portions([*self._model.parameters(), *self._model.buffers()]):
@@ -314,7 +314,11 @@ class PeriodicSession(BaseSession):
     def _sync_now(self, sync_round: SyncRound) -> None:
         self._wait_for_all()  # one thread at a time uses the group
         before = self.meter.total
-        self.run(Timed(self._program(sync_round), self.meter))
+        try:
+            self.run(Timed(self._program(sync_round), self.meter))
+        except BaseException:
+            self._take_back(sync_round)
+            raise
         self._announce(self.meter.total.minus(before))
         self._apply(sync_round)
 
@@ -350,13 +354,32 @@ class PeriodicSession(BaseSession):
 
     def _apply_next(self) -> None:
         sync_round, wait = self.under_way[0]
-        wait()
+        try:
+            wait()
+        except Exception:
+            self._forget_failed()
+            raise
         del self.under_way[0]
         self._apply(sync_round)
 
     def _wait_for_all(self) -> None:
         for _, wait in self.under_way:
             wait()
+
+    def _forget_failed(self) -> None:
+        """Wait for the sync rounds under way; from the first that failed on they have not taken place."""
+        for position, (sync_round, wait) in enumerate(self.under_way):
+            try:
+                wait()
+            except Exception:  # the training loop hears of it, or has heard
+                del self.under_way[position:]
+                self._take_back(sync_round)
+                return
+
+    def _take_back(self, sync_round: SyncRound) -> None:
+        """A sync round has failed. Its number is used again: a rank on which it succeeded is noticed."""
+        self.sync_rounds = sync_round.number
+        self.clock.take_back(sync_round.step)
 
     @torch.no_grad()
     def _apply(self, sync_round: SyncRound) -> None:
@@ -405,14 +428,13 @@ class PeriodicSession(BaseSession):
 
     # -- checkpoints and the end -----------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that this rank needs to continue bit for bit: tensors, numbers and strings only.
+    def snapshot(self) -> dict[str, Any]:
+        """A copy like `state_dict()`, without the checksums that take most of its time.
 
-        There is one per rank, with the optimizer's state, anchors, outer momentum, counters, residuals,
-        buffers, and the parameters that differ from the anchor. It loads with
-        `torch.load(..., weights_only=True)`.
+        It holds the optimizer's state, anchors, outer momentum, counters, residuals, buffers, sync rounds
+        under way, and the parameters that differ from the anchor.
         """
-        self._wait_for_all()
+        self._forget_failed()
         return periodic_checkpoint.save(self)
 
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
@@ -422,7 +444,7 @@ class PeriodicSession(BaseSession):
         last sync round cannot be loaded then: call `sync()` before you write the checkpoint, or use
         `on_resize="drop"`.
         """
-        self._wait_for_all()
+        self._forget_failed()
         periodic_checkpoint.load(self, state, on_resize)
         self._confirmed = False
 

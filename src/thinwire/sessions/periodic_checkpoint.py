@@ -14,12 +14,12 @@ from thinwire.averaging.sync_round import SyncRound
 from thinwire.core import schema
 from thinwire.errors import StateError
 from thinwire.sessions import checkpoint
-from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.checkpoint import Checked, OnResize
 
 if TYPE_CHECKING:
     from thinwire.sessions.periodic import PeriodicSession
 
-FORMAT = 2
+FORMAT = 3
 Tensors = dict[str, torch.Tensor]
 
 
@@ -51,19 +51,26 @@ def periodic_schema(session: PeriodicSession) -> schema.Schema:
         "sync_rounds": schema.whole(),
         "aborted": schema.whole(),
         "engine": schema.record(checkpoint.engine_schema(session.engine)),
-        "anchors": schema.tensors(_anchors(session.blocks)),
-        "velocities": schema.tensors(_velocities(session.blocks)),
+        "anchors": schema.tensors(_anchors(session.blocks), finite=True),
+        "velocities": schema.tensors(_velocities(session.blocks), finite=True),
+        # Of one rank alone, and it may have diverged: its next sync round is aborted then.
         "replica": schema.tensors(pieces, complete=False),
         "buffers": schema.tensors(session.all_buffers),
-        "optimizer": lambda value, what: _check_optimizer(session.optimizer, value, what),
+        "optimizer": lambda value, what: check_optimizer_state(session.optimizer, value, what),
         "under_way": schema.listing(lambda value, what: _check_round(session, value, what)),
     }
 
 
 def load(session: PeriodicSession, given: object, on_resize: OnResize | None) -> None:
-    states = [schema.check(periodic_schema(session), state) for state in schema.as_list(given)]
+    checkpoint.together(session.engine, on_resize, lambda: _checked(session, given, on_resize))
+
+
+def _checked(session: PeriodicSession, given: object, on_resize: OnResize | None) -> Checked:
+    fields = {**periodic_schema(session), "checksums": schema.mapping()}
+    states = [schema.exactly(fields, state) for state in schema.as_list(given)]
     first = states[0]
     for state in states:
+        schema.verify(state)
         clock = state["clock"]
         if max(clock["start"], clock["synced"]) > clock["step"]:
             raise StateError("the checkpoint's cycle begins after its last step, which cannot be")
@@ -75,21 +82,29 @@ def load(session: PeriodicSession, given: object, on_resize: OnResize | None) ->
             "on_resize='drop', which goes on from the last common model"
         )
     schema.same(states, ("clock", "sync_rounds"))
-    under_way = [] if resized else [_loaded_round(session, one) for one in first["under_way"]]
-    # The last thing that may be refused; it changes nothing unless all of it fits.
-    checkpoint.load(session.engine, [state["engine"] for state in states], on_resize)
-    session.optimizer.load_state_dict(copy.deepcopy(first["optimizer"]))
-    session.clock.load(first["clock"])
-    session.sync_rounds, session.aborted = int(first["sync_rounds"]), int(first["aborted"])
+    engine = checkpoint.check(session.engine, [state["engine"] for state in states], on_resize, made=True)
+
+    def apply() -> None:
+        engine.apply()
+        _apply(session, first, resized)
+
+    return Checked(apply, engine.ranks, engine.size, int(first["clock"]["step"]))
+
+
+def _apply(session: PeriodicSession, state: Mapping[str, Any], resized: bool) -> None:
+    under_way = [] if resized else [_loaded_round(session, one) for one in state["under_way"]]
+    session.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+    session.clock.load(state["clock"])
+    session.sync_rounds, session.aborted = int(state["sync_rounds"]), int(state["aborted"])
     with torch.no_grad():
-        _fill(_anchors(session.blocks), first["anchors"])
-        _fill(_velocities(session.blocks), first["velocities"])
-        _fill(session.all_buffers, first["buffers"])
+        _fill(_anchors(session.blocks), state["anchors"])
+        _fill(_velocities(session.blocks), state["velocities"])
+        _fill(session.all_buffers, state["buffers"])
         for block in session.blocks:
             block.write(block.anchor)
             for piece in block.pieces:
-                if piece.key in first["replica"] and not resized:
-                    piece.of(piece.parameter).copy_(first["replica"][piece.key])
+                if piece.key in state["replica"] and not resized:
+                    piece.of(piece.parameter).copy_(state["replica"][piece.key])
     session.under_way[:] = [(sync_round, _arrived) for sync_round in under_way]
 
 
@@ -182,7 +197,7 @@ def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRou
 _PER_ENTRY = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "sum")
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
+def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
     """Find errors that torch's own `load_state_dict` finds only half-way, or not at all."""
     own = optimizer.state_dict()["param_groups"]
     found = cast("Mapping[str, Any]", given if isinstance(given, Mapping) else {})
@@ -193,6 +208,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, given: object, what: str)
     ours = [len(group["params"]) for group in own]
     if theirs != ours:
         raise StateError(f"{what} has groups of {theirs} parameters, this session's has {ours}")
+    if [group["params"] for group in groups] != [group["params"] for group in own]:
+        raise StateError(f"{what} numbers its parameters differently from this session's")
     parameters = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
     for index, kept in cast("Mapping[Any, Any]", state).items():
         if not isinstance(index, int) or not 0 <= index < len(parameters) or not isinstance(kept, Mapping):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.core.optimizer_state import remembered
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without its DistributedDataParallel wrapper, if it has one."""
+    return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
 
 
 class Replicas:
