@@ -30,7 +30,7 @@ def test_who_knows_the_secret_can_prove_it():
     assert worker.check(server.proof())
 
 
-@pytest.mark.parametrize("case", [{"worker": OTHER}, {"contexts": ("run", "another")}], ids=str)
+@pytest.mark.parametrize("case", [{"worker": OTHER}, {"contexts": ("run", "another")}], ids=["secret", "run"])
 def test_another_secret_or_another_run_proves_nothing(case):
     server, worker = joined(**case)
     assert not server.check(worker.proof())
