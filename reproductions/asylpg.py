@@ -75,8 +75,8 @@ def run(context: Context) -> Outcome:
         "and float32 vectors of all workers, in both directions. They are metered with every message, and "
         f"read every {LINEAR['trace_every']} updates together with the objective; between two readings the "
         "logarithm of the gap is interpolated. On the wire, headers and gloo's control messages count, too.",
-        "A gap is reached when the objective is first within it. In the first epoch the noise of a step of 1/L "
-        "may carry an iterate into a gap of 1e-2 and out again, so the first column depends on chance.",
+        "A gap is reached when the objective is first within it. In the first epoch the noise of a step of "
+        "1/L may carry an iterate into a gap of 1e-2 and out again, so the first column depends on chance.",
         "Unless a label says otherwise, the grid is the paper's: parameters (down) have as many bits as the "
         "rule for mu = 0.5 asks for, gradients (up) 4. theta = 2 / (s + 2) in epoch s of the accelerated "
         "variant, which makes a strongly convex problem slow at small gaps; a floor prevents that. "

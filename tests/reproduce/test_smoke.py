@@ -110,8 +110,9 @@ def asylpg_(smoke: Smoke) -> None:
     gaps = column(smoke.tables[0], "last gap", "algorithm")
     assert list(gaps) == list(asylpg.SMOKE)
     assert max(gaps.values()) < 1e-3
-    first = {row["algorithm"]: row["1e-02"] for row in smoke.tables[0]}
-    saved = {name: float(cell.partition("(")[2].removesuffix("x)")) for name, cell in first.items()}
+    # Not at 1e-02, which the noise of the first epoch reaches by chance.
+    cells = {row["algorithm"]: row["1e-03"] for row in smoke.tables[0]}
+    saved = {name: float(cell.partition("(")[2].removesuffix("x)")) for name, cell in cells.items()}
     assert saved["AsyLPG"] > max(saved["gradients only"], saved["model only"]) > 1
     widths = {row["algorithm"]: row["1"] for row in smoke.tables[1]}
     assert widths["full precision"] == "32.1 + 32.1"
