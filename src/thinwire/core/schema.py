@@ -80,6 +80,15 @@ def verify(sealed: Mapping[str, Any], what: str = WHOLE) -> None:
             raise StateError(f"{what} is damaged: the checksum of {path!r} does not fit")
 
 
+def opened(schema: Schema, given: object, what: str = WHOLE) -> Mapping[str, Any]:
+    """A sealed state, if it is unharmed and fits the schema, which has a field "format"."""
+    fields = {**schema, "checksums": mapping()}
+    found = check(dict.fromkeys(fields, anything()), given, what)
+    fields["format"](found["format"], f"{what}'s format")
+    verify(found, what)
+    return exactly(fields, found, what)
+
+
 SEPARATOR = " / "
 
 

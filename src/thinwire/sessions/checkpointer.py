@@ -31,7 +31,7 @@ from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.periodic_checkpoint import check_optimizer_state
 from thinwire.sessions.replicas import bare
 
-EXIT_TIMEOUT = 20.0
+EXIT_TIMEOUT = 10.0
 """How long the end of a program waits for the other ranks to write, in seconds."""
 
 

@@ -66,11 +66,9 @@ def load(session: PeriodicSession, given: object, on_resize: OnResize | None) ->
 
 
 def _checked(session: PeriodicSession, given: object, on_resize: OnResize | None) -> Checked:
-    fields = {**periodic_schema(session), "checksums": schema.mapping()}
-    states = [schema.exactly(fields, state) for state in schema.as_list(given)]
+    states = [schema.opened(periodic_schema(session), state) for state in schema.as_list(given)]
     first = states[0]
     for state in states:
-        schema.verify(state)
         clock = state["clock"]
         if max(clock["start"], clock["synced"]) > clock["step"]:
             raise StateError("the checkpoint's cycle begins after its last step, which cannot be")
@@ -224,4 +222,5 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
 
 
 def _length(group: object) -> int:
-    return len(cast("Mapping[str, Any]", group).get("params", ())) if isinstance(group, Mapping) else -1
+    numbers = cast("Mapping[str, Any]", group).get("params") if isinstance(group, Mapping) else None
+    return len(cast("list[Any]", numbers)) if isinstance(numbers, list) else -1
