@@ -4,7 +4,8 @@
 
 Each trial takes the state of one method or schedule and damages it in one way: a bit flips in a tensor or in
 a number, a field is deleted, renamed, duplicated or replaced, a number becomes NaN, a tensor gets another
-shape or type. Half of the trials damage the bytes of a file instead: bit flips, truncation, bytes added or moved.
+shape or type. Half of the trials damage the bytes of a file instead: bit flips, truncation, bytes added or
+moved.
 """
 
 from __future__ import annotations

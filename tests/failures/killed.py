@@ -66,6 +66,10 @@ def ended(pids: list[int]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
+def digests(attempt: Path) -> str:
+    return " ".join((attempt / f"digest-{rank}").read_text() for rank in range(RANKS))
+
+
 def main() -> None:
     import torch._dynamo  # noqa: F401
 
@@ -74,7 +78,7 @@ def main() -> None:
 
     root, rng = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
     assert ended(start(root / "straight", root / "undisturbed")) == [0] * RANKS
-    straight = (root / "straight/digest-0").read_text()
+    straight = digests(root / "straight")
     folder = root / "killed"
     kills = 0
     for number in range(40):
@@ -91,8 +95,7 @@ def main() -> None:
                 time.sleep(0.2)
         codes = ended(pids)
         if codes == [0] * RANKS:
-            digests = {(attempt / f"digest-{rank}").read_text() for rank in range(RANKS)}
-            print(straight, *digests, number + 1)
+            print(straight, digests(attempt), number + 1, sep="\n")
             return
         unfinished = [path for path in folder.glob("step-*") if not (path / "manifest.json").exists()]
         for path in unfinished:

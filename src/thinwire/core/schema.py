@@ -76,7 +76,7 @@ def verify(sealed: Mapping[str, Any], what: str = WHOLE) -> None:
             raise StateError(f"{what} lacks {path!r}, which was saved in it")
         if path not in stated:
             raise StateError(f"{what} is damaged: {path!r} has no checksum")
-        if stated[path] != found[path]:
+        if type(stated[path]) is not int or stated[path] != found[path]:
             raise StateError(f"{what} is damaged: the checksum of {path!r} does not fit")
 
 
@@ -161,7 +161,7 @@ def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
 
 def equal(own: object, *, hint: str = "") -> Check:
     def fits(value: object, what: str) -> None:
-        if value != own:
+        if type(value) is not type(own) or value != own:
             raise StateError(f"{what} is {value!r}, this session's is {own!r}{hint}")
 
     return fits
@@ -169,7 +169,7 @@ def equal(own: object, *, hint: str = "") -> Check:
 
 def version(own: int) -> Check:
     def fits(value: object, what: str) -> None:
-        if value != own:
+        if type(value) is not int or value != own:
             raise StateError(
                 f"{what} is {value!r}, this version reads {own}: another thinwire version wrote it"
             )
