@@ -205,8 +205,11 @@ def tensor(like: torch.Tensor, *, finite: bool = False) -> Check:
     """A tensor with the shape and type of `like`; with `finite` without NaN and infinity."""
 
     def fits(value: object, what: str) -> None:
-        same = isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
-        if not same or value.layout != torch.strided:
+        if (
+            not isinstance(value, torch.Tensor)
+            or (value.shape, value.dtype) != (like.shape, like.dtype)
+            or value.layout != torch.strided
+        ):
             raise StateError(f"{what} is {described(value)}, this session needs {described(like)}")
         if finite and not is_finite(value):
             raise StateError(f"{what} has entries that are not finite")

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from thinwire.sessions import checkpoint_file
 from thinwire.sessions.checkpoint_file import START, Mark
@@ -116,7 +116,7 @@ def _parsed(name: str, given: Mapping[str, Any] | None) -> Generation | None:
     if given is None or given.get("format") != FORMAT:
         return None
     try:
-        files = {str(file): Mark(*map(int, mark)) for file, mark in cast(Any, given["files"]).items()}
+        files = {str(file): Mark(*map(int, mark)) for file, mark in given["files"].items()}
         return Generation(name, int(given["step"]), int(given["size"]), float(given["written"]), files)
     except (KeyError, TypeError, ValueError):
         return None

@@ -206,7 +206,9 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
     ours = [len(group["params"]) for group in own]
     if theirs != ours:
         raise StateError(f"{what} has groups of {theirs} parameters, this session's has {ours}")
-    if [group["params"] for group in groups] != [group["params"] for group in own]:
+    if [group["params"] for group in cast("list[dict[str, Any]]", groups)] != [
+        group["params"] for group in own
+    ]:
         raise StateError(f"{what} numbers its parameters differently from this session's")
     parameters = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
     for index, kept in cast("Mapping[Any, Any]", state).items():
