@@ -17,7 +17,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
     assert done.returncode == 0, done.stderr[-2000:] + logs
     straight, killed, attempts = done.stdout.splitlines()
     assert killed == straight
-    assert int(attempts) > 3, "it was hardly killed"
+    assert int(attempts) > 2, "it was hardly killed"
     generations = list((tmp_path / "killed").glob("step-*"))
     assert len(generations) == 2, "what a killed attempt left is removed"
     assert all((path / "manifest.json").exists() for path in generations)
