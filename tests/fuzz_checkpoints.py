@@ -2,9 +2,10 @@
 
     python -m tests.fuzz_checkpoints --count 5000 --seed 0
 
-Each trial takes the state of one method or schedule and damages it in one way: a bit flips in a tensor or in a
-number, a field is deleted, renamed, duplicated or replaced, a number becomes NaN, a tensor gets another shape
-or type. Half of the trials damage the bytes of a file instead: bit flips, truncation, bytes added or moved.
+Each trial takes the state of one method or schedule and damages it in one way: a bit flips in a tensor or in
+a number, a field is deleted, renamed, duplicated or replaced, a number becomes NaN, a tensor gets another
+shape or type. Half of the trials damage the bytes of a file instead: bit flips, truncation, bytes added or
+moved.
 """
 
 from __future__ import annotations
@@ -174,8 +175,7 @@ def trial(seed: int) -> str | None:
             if same(state, good):
                 return None
         session.load_state_dict(state)
-    except StateError as error:
-        assert str(error), f"seed {seed}: an error without a word"
+    except StateError:
         assert session.state_dict()["checksums"] == before, f"seed {seed}: {method} was changed ({kind})"
         return kind
     except Exception as error:

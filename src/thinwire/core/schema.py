@@ -76,8 +76,17 @@ def verify(sealed: Mapping[str, Any], what: str = WHOLE) -> None:
             raise StateError(f"{what} lacks {path!r}, which was saved in it")
         if path not in stated:
             raise StateError(f"{what} is damaged: {path!r} has no checksum")
-        if stated[path] != found[path]:
+        if type(stated[path]) is not int or stated[path] != found[path]:
             raise StateError(f"{what} is damaged: the checksum of {path!r} does not fit")
+
+
+def opened(schema: Schema, given: object, what: str = WHOLE) -> Mapping[str, Any]:
+    """A sealed state, if it is unharmed and fits the schema, which has a field "format"."""
+    fields = {**schema, "checksums": mapping()}
+    found = check(dict.fromkeys(fields, anything()), given, what)
+    fields["format"](found["format"], f"{what}'s format")
+    verify(found, what)
+    return exactly(fields, found, what)
 
 
 SEPARATOR = " / "
@@ -152,7 +161,7 @@ def same(states: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
 
 def equal(own: object, *, hint: str = "") -> Check:
     def fits(value: object, what: str) -> None:
-        if value != own:
+        if type(value) is not type(own) or value != own:
             raise StateError(f"{what} is {value!r}, this session's is {own!r}{hint}")
 
     return fits
@@ -160,7 +169,7 @@ def equal(own: object, *, hint: str = "") -> Check:
 
 def version(own: int) -> Check:
     def fits(value: object, what: str) -> None:
-        if value != own:
+        if type(value) is not int or value != own:
             raise StateError(
                 f"{what} is {value!r}, this version reads {own}: another thinwire version wrote it"
             )
@@ -196,8 +205,11 @@ def tensor(like: torch.Tensor, *, finite: bool = False) -> Check:
     """A tensor with the shape and type of `like`; with `finite` without NaN and infinity."""
 
     def fits(value: object, what: str) -> None:
-        same = isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
-        if not same or value.layout != torch.strided:
+        if (
+            not isinstance(value, torch.Tensor)
+            or (value.shape, value.dtype) != (like.shape, like.dtype)
+            or value.layout != torch.strided
+        ):
             raise StateError(f"{what} is {described(value)}, this session needs {described(like)}")
         if finite and not is_finite(value):
             raise StateError(f"{what} has entries that are not finite")

@@ -203,10 +203,8 @@ class ProcessGroupExecutor:
                 sizes = [block.numel() for block in op.blocks]
                 arrived = op.blocks[0].new_empty(sum(op.receive))
                 joined = torch.cat(op.blocks)
-                work = dist.all_to_all_single(
-                    arrived, joined, list(op.receive), sizes, group=self.group, async_op=True
-                )
-                self._wait(work)
+                split = cast(Any, dist.all_to_all_single)
+                self._wait(split(arrived, joined, list(op.receive), sizes, group=self.group, async_op=True))
                 return list(torch.split(arrived, list(op.receive))), cost, length
 
 

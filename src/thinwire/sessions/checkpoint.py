@@ -48,11 +48,6 @@ def engine_schema(engine: Engine) -> schema.Schema:
     }
 
 
-def session_schema(engine: Engine) -> schema.Schema:
-    """The schema of a gradient session's state."""
-    return {**engine_schema(engine), "decided": schema.flag(), "checksums": schema.mapping()}
-
-
 @dataclass
 class Checked:
     """States that fit this rank, and the function that puts them in place."""
@@ -67,9 +62,8 @@ def load(engine: Engine, given: object, on_resize: OnResize | None) -> None:
     """Check the states of a gradient session, on all ranks if their number changed; then change this one."""
 
     def checked() -> Checked:
-        states = schema.as_list(given)
-        for state in states:
-            schema.verify(schema.exactly(session_schema(engine), state))
+        fields = {**engine_schema(engine), "decided": schema.flag()}
+        states = [schema.opened(fields, state) for state in schema.as_list(given)]
         return check(engine, states, on_resize)
 
     together(engine, on_resize, checked)

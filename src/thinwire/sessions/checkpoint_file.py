@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -71,7 +71,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """The same for a small text; `read_json` checks it."""
     text = json.dumps(content, sort_keys=True)
     sealed = json.dumps({"content": text, "checksum": zlib.crc32(text.encode())}).encode()
-    _atomically(path, lambda stream: stream.write(sealed))
+
+    def fill(stream: BinaryIO) -> None:
+        stream.write(sealed)
+
+    _atomically(path, fill)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -137,7 +141,7 @@ class _Summing:
         self._stream.flush()
 
 
-def _atomically(path: Path, fill: Any) -> Any:
+def _atomically(path: Path, fill: Callable[[BinaryIO], Any]) -> Any:
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as stream:

@@ -31,7 +31,7 @@ from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.periodic_checkpoint import check_optimizer_state
 from thinwire.sessions.replicas import bare
 
-EXIT_TIMEOUT = 20.0
+EXIT_TIMEOUT = 10.0
 """How long the end of a program waits for the other ranks to write, in seconds."""
 
 
@@ -273,7 +273,7 @@ class Checkpointer:
                 "start again from step 0, use another folder"
             )
         if self._rank == 0:
-            log.info("no complete checkpoint in %s: begins at step 0", self.folder)
+            log.info("no complete checkpoint in %s: a new run", self.folder)
         return 0
 
     def _read(self, generation: Generation) -> tuple[list[list[int]], dict[str, dict[str, Any]], bool] | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from thinwire.sessions import checkpoint_file
 from thinwire.sessions.checkpoint_file import START, Mark
@@ -116,7 +116,7 @@ def _parsed(name: str, given: Mapping[str, Any] | None) -> Generation | None:
     if given is None or given.get("format") != FORMAT:
         return None
     try:
-        files = {str(file): Mark(*map(int, mark)) for file, mark in cast(Any, given["files"]).items()}
+        files = {str(file): Mark(*map(int, mark)) for file, mark in given["files"].items()}
         return Generation(name, int(given["step"]), int(given["size"]), float(given["written"]), files)
     except (KeyError, TypeError, ValueError):
         return None
@@ -136,9 +136,14 @@ def deal(generation: Generation, size: int) -> list[list[int]]:
 
 def remove_old(folder: Path, current: str, keep: int) -> None:
     """Remove all but the newest complete generations, and what earlier attempts left unfinished."""
-    found = complete([inventory(folder)])
+    there = inventory(folder)
+    found = complete([there])
     kept = {generation.name for generation in found[:keep]} | {current}
-    for name in _others(inventory(folder), kept):
+    run = current.rpartition("-")[2]
+    for name in there:
+        begun = name > current and name.endswith(f"-{run}")  # by a rank that is ahead of this one
+        if name in kept or begun:
+            continue
         # First the manifest: a generation that is half removed must not count.
         (folder / name / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -148,7 +153,3 @@ def remove_torn(generation: Path) -> None:
     """Remove a generation that will never be complete."""
     if not (generation / MANIFEST).exists():
         shutil.rmtree(generation, ignore_errors=True)
-
-
-def _others(names: Iterable[str], kept: set[str]) -> list[str]:
-    return [name for name in names if name not in kept]

@@ -99,6 +99,7 @@ class PeriodicSession(BaseSession):
         self._confirmed = False
         self.under_way: list[tuple[SyncRound, Callable[[], None]]] = []
         self._lanes: Lanes | None = None
+        self._failure: Exception | None = None
         self._announced = False
         self.start(process_group, rank_info)
         for fragment in self.fragments:
@@ -263,6 +264,8 @@ class PeriodicSession(BaseSession):
     # -- sync rounds -----------------------------------------------------------------------------------
 
     def _count(self) -> SyncRound | None:
+        if self._failure is not None:
+            raise self._failure
         self.meter.count_step()
         due, delay, ends = self.clock.tick()
         while self.under_way and self.under_way[0][0].due <= self.clock.step:
@@ -371,7 +374,8 @@ class PeriodicSession(BaseSession):
         for position, (sync_round, wait) in enumerate(self.under_way):
             try:
                 wait()
-            except Exception:  # the training loop hears of it, or has heard
+            except Exception as error:
+                self._failure = error  # for the training loop, if it has not heard of it
                 del self.under_way[position:]
                 self._take_back(sync_round)
                 return

@@ -66,11 +66,9 @@ def load(session: PeriodicSession, given: object, on_resize: OnResize | None) ->
 
 
 def _checked(session: PeriodicSession, given: object, on_resize: OnResize | None) -> Checked:
-    fields = {**periodic_schema(session), "checksums": schema.mapping()}
-    states = [schema.exactly(fields, state) for state in schema.as_list(given)]
+    states = [schema.opened(periodic_schema(session), state) for state in schema.as_list(given)]
     first = states[0]
     for state in states:
-        schema.verify(state)
         clock = state["clock"]
         if max(clock["start"], clock["synced"]) > clock["step"]:
             raise StateError("the checkpoint's cycle begins after its last step, which cannot be")
@@ -208,7 +206,9 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
     ours = [len(group["params"]) for group in own]
     if theirs != ours:
         raise StateError(f"{what} has groups of {theirs} parameters, this session's has {ours}")
-    if [group["params"] for group in groups] != [group["params"] for group in own]:
+    if [group["params"] for group in cast("list[dict[str, Any]]", groups)] != [
+        group["params"] for group in own
+    ]:
         raise StateError(f"{what} numbers its parameters differently from this session's")
     parameters = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
     for index, kept in cast("Mapping[Any, Any]", state).items():
@@ -224,4 +224,5 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
 
 
 def _length(group: object) -> int:
-    return len(cast("Mapping[str, Any]", group).get("params", ())) if isinstance(group, Mapping) else -1
+    numbers = cast("Mapping[str, Any]", group).get("params") if isinstance(group, Mapping) else None
+    return len(cast("list[Any]", numbers)) if isinstance(numbers, list) else -1
