@@ -152,6 +152,7 @@ class ManagedSession(Session):
                 "another model; take one that gives all the same, such as qsgd or topk"
             )
         prepare_for(self.engine.exchanges, loud=True)
+        self.engine.confirms = False  # every new quorum compares its groups
         self._manager = manager
         parameters = self.engine.parameters
         self._groups = ReplicaGroups(
@@ -348,6 +349,10 @@ class ManagedPeriodicSession(PeriodicSession):
                     tensor.copy_(found[field][key])
             for block in self.blocks:
                 block.write(block.anchor)
+
+    def _digest(self) -> int:
+        """Nothing: every new quorum compares its groups, and those that join would confirm at other times."""
+        return 0
 
     def _common(self) -> dict[str, dict[str, torch.Tensor]]:
         """The last common model and its momentum, equal on all groups."""
