@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 
 import thinwire
-from tests.chaos.scenarios import FATAL, Scenario
-from tests.chaos.worker import TIMEOUT, Report
+from tests.chaos.scenarios import FATAL, STEPS, Scenario
+from tests.chaos.worker import SAVE_EVERY, TIMEOUT, Report
 from thinwire.core.exchange import Exchange
-from thinwire.net.liveness import GRACE_SECONDS
+from thinwire.net.roll_call import GRACE_SECONDS
 
 SLACK = 5.0
 
@@ -56,6 +56,10 @@ def _together(scenario: Scenario, reports: list[Report]) -> list[str]:
         found += [
             f"rank {report.rank}: {what}" for what in (_error if fatal else _no_error)(scenario, report)
         ]
+    expected = _intact(scenario)
+    for report in reports:
+        if report.resumed != expected:
+            found.append(f"rank {report.rank} resumed from step {report.resumed}, not {expected}")
     steps = {report.step for report in reports}
     # A rank that dies in the middle of a step may have completed it for some of the others.
     apart = 1 if scenario.fault == "kill" and scenario.seconds else 0
@@ -68,6 +72,13 @@ def _together(scenario: Scenario, reports: list[Report]) -> list[str]:
         if len({report.model for report in reports if report.step == step}) > 1:
             found.append(f"replicas differ after step {step}")
     return found
+
+
+def _intact(scenario: Scenario) -> int | None:
+    """The newest checkpoint that the fault has left whole."""
+    if scenario.fault == "torn file":
+        return STEPS - SAVE_EVERY
+    return scenario.step // SAVE_EVERY * SAVE_EVERY if scenario.fault == "full disk" else None
 
 
 def _error(scenario: Scenario, report: Report) -> list[str]:
@@ -87,6 +98,7 @@ def _error(scenario: Scenario, report: Report) -> list[str]:
 def accused(error: str) -> set[int]:
     """The ranks that an error holds responsible."""
     told = re.search(r"(?:no word from|payload from|frame from) rank ([\d, ]+)", error)
+    told = told or re.search(r"rank ([\d, ]+) has left", error)
     return {int(rank) for rank in re.findall(r"\d+", told[1])} if told else set()
 
 

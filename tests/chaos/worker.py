@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +22,15 @@ from tests.chaos.scenarios import STEPS, Scenario
 from tests.hosts.common import mlp, square_loss, wrap
 from thinwire.net import frames
 from thinwire.net.launch import Worker
-from thinwire.net.liveness import default_store
+from thinwire.net.roll_call import default_store
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.periodic import PeriodicSession
 
 TIMEOUT = 4.0
 BARRIER_SECONDS = 90.0
+OF_CHECKPOINTS = ("torn file", "full disk")
+SAVE_EVERY = 2
+FSYNC = os.fsync
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Report:
     """A digest of the parameters that all ranks share."""
     residuals_kept: bool = True
     """The residuals are those of the last committed step."""
+    resumed: int | None = None
+    """The step from which a new session continued, where the fault was one of checkpoints."""
     readable: str = ""
     """Why the state could not be saved and loaded again; empty if it could."""
     threads: list[str] = field(default_factory=list)
@@ -55,14 +62,14 @@ def soak(worker: Worker, scenarios: list[Scenario], folder: str) -> list[Report]
     torch.set_num_threads(1)
     reports: list[Report] = []
     for scenario in scenarios:
-        _wait_for_all(worker, f"chaos/{scenario.number}")
+        wait_for_all(worker, f"chaos/{scenario.number}")
         report = Rank(worker, scenario, folder).run()
         worker.report((scenario.number, report))
         reports.append(report)
     return reports
 
 
-def _wait_for_all(worker: Worker, key: str) -> None:
+def wait_for_all(worker: Worker, key: str) -> None:
     """A barrier that does not use the process group, which a fault may have left in a sorry state."""
     store = default_store()
     store.add(key, 1)
@@ -85,17 +92,19 @@ class Rank:
         self.module = mlp(depth=2)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
         self.model: nn.Module = self.module
-        self.session: BaseSession | None = None
 
     def run(self) -> Report:
         try:
-            self.session = self._attach()
+            session = self._attach()
         except thinwire.ThinwireError as error:
             return self._failed(error, 0.0)
         try:
-            return self._train(self.session)
+            self._train(session)
+            if self.scenario.fault in OF_CHECKPOINTS:
+                session = self._resume(session)
+            return self._end(session)
         finally:
-            self.session.detach()
+            session.detach()
             self.report.threads = [t.name for t in threading.enumerate() if t.name.startswith("thinwire")]
 
     def _attach(self) -> BaseSession:
@@ -114,9 +123,10 @@ class Rank:
             self.model, scenario.method, overlap=overlap, seed=seed, optimizer=self.optimizer
         )
 
-    def _train(self, session: BaseSession) -> Report:
+    def _train(self, session: BaseSession) -> None:
         scenario = self.scenario
-        before, begin = digest(session.residuals()), time.monotonic()
+        saving = self._checkpointer(session) if scenario.fault in OF_CHECKPOINTS else None
+        begin = time.monotonic()
         for step in range(STEPS):
             at_fault = step == scenario.step
             if at_fault:
@@ -124,16 +134,42 @@ class Rank:
             committed, before = session.step, digest(session.residuals())
             try:
                 if at_fault and self.guilty and self._misbehave(session):
-                    return self._end(session)
+                    return
                 self._step(session, step, poisoned=at_fault and self.guilty and scenario.fault == "nan")
             except Exception as error:
                 if session.step == committed:
                     self.report.residuals_kept = digest(session.residuals()) == before
                 self._failed(error, time.monotonic() - begin)
-                return self._end(session)
+                return
+            if saving is not None:
+                saving.step()
         if isinstance(session, PeriodicSession):
             session.finish()
-        return self._end(session)
+        if saving is not None:
+            saving.wait()
+
+    def _checkpointer(self, session: BaseSession) -> thinwire.Checkpointer:
+        folder = Path(self.folder) / str(self.scenario.number)
+        return thinwire.Checkpointer(folder, session, self.model, self.optimizer, every=SAVE_EVERY)
+
+    def _resume(self, session: BaseSession) -> BaseSession:
+        """As after a restart: a new model continues from what is left of the checkpoints."""
+        session.detach()
+        if self.guilty and self.scenario.fault == "torn file":
+            newest = sorted((Path(self.folder) / str(self.scenario.number)).glob("step-*"))[-1]
+            path = newest / f"rank-{self.worker.rank}.pt"
+            os.truncate(path, path.stat().st_size // 2)
+        os.fsync = FSYNC
+        wait_for_all(self.worker, f"chaos/{self.scenario.number}/resume")
+        self.module = mlp(depth=2)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
+        self.model = self.module
+        session = self._attach()
+        self.report.resumed = self._checkpointer(session).load_latest()
+        self._step(session, STEPS, poisoned=False)
+        if isinstance(session, PeriodicSession):
+            session.finish()
+        return session
 
     def _step(self, session: BaseSession, step: int, *, poisoned: bool) -> None:
         self.optimizer.zero_grad()
@@ -168,6 +204,8 @@ class Rank:
                 self.report.fired = False
                 for executor in session.engine.executors:
                     executor.execute = self._corrupting(executor.execute)
+            case "full disk":
+                os.fsync = _no_space
             case _:
                 pass
         return False
@@ -222,6 +260,10 @@ class Rank:
             return f"state_dict raises {type(error).__name__}: {error}"
         bad = [name for name, value in flattened(state) if not bool(value.isfinite().all())]
         return f"{bad[0]} is not finite" if bad else ""
+
+
+def _no_space(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def flattened(value: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:

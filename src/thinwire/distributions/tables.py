@@ -320,6 +320,7 @@ class ServerCounts(Protocol[Messages]):
         return self.board(parts).estimate()
 
     def board(self, parts: Sequence[Messages]) -> Board:
+        """All tables, read in the order in which they were written."""
         board, waiting = Board(self.domain), list(parts)
         for part in parts:
             if not 0 <= part.first < self.servers:
