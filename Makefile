@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run lint check test test-slow coverage mutants walk bench pages docs dist clean
+.PHONY: setup run lint check test test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -26,7 +26,8 @@ check: lint
 	$(BIN)/pytest -n 2 -m quick
 
 # Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
-BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/lab tests/net/test_links.py
+BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/failures/test_culprits.py \
+	tests/chaos tests/lab tests/net/test_links.py
 
 test: lint
 	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)
@@ -42,6 +43,15 @@ coverage: setup
 # Breaks the source in some twenty places, one at a time, and shows which test notices.
 mutants: setup
 	$(BIN)/python -m tests.mutants
+
+# A thousand seeded faults against every method and host, with invariants checked after each; takes an hour or two.
+chaos: setup
+	$(BIN)/python -m tests.chaos --count 1000
+
+# Hostile payloads against every decoder, damaged checkpoints against every method.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz_payloads --count 1000000
+	$(BIN)/python -m tests.fuzz_checkpoints --count 5000
 
 # The files that Python enters for one gradient, from DDP's hook to the wire and back.
 walk: setup
