@@ -14,6 +14,7 @@ from thinwire import ConfigError, StateError, parse
 from thinwire.averaging import LocalSGD
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import cut
+from thinwire.averaging.sync_round import NOTE_BYTES
 from thinwire.core import schema
 from thinwire.methods.registry import parse_exchange
 from thinwire.net.rank_info import RankInfo
@@ -302,7 +303,7 @@ def test_sync_between_sync_rounds_starts_a_new_cycle_and_is_idle_where_all_are_e
     before, payload = flat(cohort.models[0]), cohort.driver.meters[0].payload_bytes
     cohort.sync()
     assert torch.equal(flat(cohort.models[0]), before), "an outer step without any local one"
-    assert cohort.driver.meters[0].payload_bytes - payload == 32
+    assert cohort.driver.meters[0].payload_bytes - payload == NOTE_BYTES
     cohort.train(range(6, 9))
     assert not equal_parameters(*cohort.models)
     cohort.train([9])

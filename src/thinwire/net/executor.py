@@ -50,7 +50,8 @@ class ProcessGroupExecutor:
         if isinstance(op, frames.Commit):
             return op.finite
         begin = time.perf_counter()
-        number = self._liveness.begin(op.name, self.label)
+        under_way, mark = self._liveness.under_way, object()
+        under_way[mark] = (op.name, self.label, time.monotonic())
         try:
             end = self._barrier(op)
             answer, cost, length = self._perform(op)
@@ -59,7 +60,7 @@ class ProcessGroupExecutor:
         except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
             raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
         finally:
-            self._liveness.end(number)
+            del under_way[mark]
         if frames.is_counted(op):
             ended = time.perf_counter()
             self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
@@ -88,7 +89,8 @@ class ProcessGroupExecutor:
         begin = time.perf_counter()
         liveness, meter, rank_info, label = self._liveness, self.meter, self.rank_info, self.label
         cost_of_this = self._cost_of
-        number = liveness.begin(op.name, label)
+        under_way, mark = liveness.under_way, object()
+        under_way[mark] = (op.name, label, time.monotonic())
 
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
             try:
@@ -96,7 +98,7 @@ class ProcessGroupExecutor:
             except RuntimeError as error:
                 return done(liveness.diagnose(f"{op.name} of {label}", error))
             finally:
-                liveness.end(number)
+                del under_way[mark]
             cost, length = cost_of_this(op, rank_info)
             ended = time.perf_counter()
             meter.count(op.name, tally(op, cost, length, ended - begin), ended)
@@ -109,7 +111,8 @@ class ProcessGroupExecutor:
     ) -> torch.futures.Future[Any]:
         """The same on threads of the throttle: a thread of the group must not wait for a link."""
         begin, label = time.perf_counter(), self.label
-        number = self._liveness.begin(op.name, label)
+        under_way, mark = self._liveness.under_way, object()
+        under_way[mark] = (op.name, label, time.monotonic())
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def carry_out() -> tuple[float, Callable[[], None]]:
@@ -123,7 +126,7 @@ class ProcessGroupExecutor:
                 unforeseen = error
                 return 0.0, lambda: future.set_result(done(unforeseen))
             finally:
-                self._liveness.end(number)
+                del under_way[mark]
 
             def finish() -> None:
                 ended = time.perf_counter()

@@ -28,7 +28,7 @@ class Liveness:
         known = _sessions.get(session)  # one for all lanes
         self._owns = known is None
         self._call = _sessions[session] = known or RollCall(session, self._rank, group.size())
-        self.begin, self.end = self._call.begin, self._call.end
+        self.under_way = self._call.under_way
 
     def diagnose(self, operation: str, error: BaseException) -> PeerError:
         """Call all ranks, unless another rank has done so, and say who is missing."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import json
 import threading
 import time
@@ -48,9 +47,8 @@ class RollCall:
         self._rank = rank
         self._size = size
         self._prefix = f"thinwire/roll call/{session}"
-        self._numbers = itertools.count()
-        self._under_way: dict[int, tuple[str, str, float]] = {}
-        self._last = time.monotonic()
+        self.under_way: dict[object, tuple[str, str, float]] = {}
+        """The operations under way, oldest first: each one's name, what it is of, and when it began."""
         self._verdict: Answers | None = None
         self._closed = size == 1
         if self._closed:
@@ -63,21 +61,10 @@ class RollCall:
 
     # -- what this rank does ---------------------------------------------------------------------------
 
-    def begin(self, operation: str, of: str) -> int:
-        """An operation begins; returns its number, for `end`."""
-        number = next(self._numbers)
-        self._under_way[number] = (operation, of, time.monotonic())
-        return number
-
-    def end(self, number: int) -> None:
-        self._under_way.pop(number, None)
-        self._last = time.monotonic()
-
     def _doing(self) -> Answer:
-        now = time.monotonic()
-        for operation, of, begin in list(self._under_way.values()):  # the oldest
-            return Answer(f"{operation} of {of}", now - begin)
-        return Answer(None, now - self._last)
+        for operation, of, begin in list(self.under_way.values()):  # the oldest
+            return Answer(f"{operation} of {of}", time.monotonic() - begin)
+        return Answer(None)
 
     # -- the call --------------------------------------------------------------------------------------
 
