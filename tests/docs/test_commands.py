@@ -82,6 +82,11 @@ RULES = (
     Rule(r"python -m benchmarks memory$", options="--size 5000 -m dense", slow=True),
     Rule(r"python -m benchmarks memory", options="--size 5000 -m topk"),
     Rule(r"python -m benchmarks scale", options="--workers 2,4 --size 5000 -m topk"),
+    Rule(
+        r"python -m benchmarks recovery",
+        edits=((r" --data DATA", ""),),
+        options="--only mlp --steps 4",
+    ),
     Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk"),
     Rule(r"python -m benchmarks peers", options="--steps 1", slow=True),
     Rule(r"python -m benchmarks all", options="--steps 1 --size 5000", slow=True),
