@@ -196,7 +196,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
 
 def test_nothing_but_failures_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = made((Entrant("dense", 1.0, 0.0, fails_at=3),))
-    monkeypatch.setattr(runner, "run", lambda *_: failed)
+    monkeypatch.setattr(runner, "run", lambda *_, **__: failed)
     result = CliRunner().invoke(app, ["compare", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "dense (failed)" in result.stdout

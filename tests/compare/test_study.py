@@ -91,7 +91,7 @@ def test_the_command_studies_a_rule_beside_its_controls(tmp_path: Path) -> None:
 
 
 def test_the_table_tells_what_each_parameter_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran(asked: Comparison, *_: object) -> Records:
+    def ran(asked: Comparison, *_: object, **__: object) -> Records:
         return made(tuple(Entrant(method, 1.0, 100.0) for method in asked.methods))
 
     monkeypatch.setattr(runner, "run", ran)

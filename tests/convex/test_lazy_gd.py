@@ -228,7 +228,7 @@ def test_and_does_so_on_every_rank() -> None:
         ({"algorithm": "sgd"}, "algorithm must be one of"),
         ({"step": 0.0}, "step must be a finite number above 0"),
         ({"xi": -1.0}, "xi must be a finite number from 0 up"),
-        ({"bits": 3}, "bits must be one of"),
+        ({"bits": 9}, "bits must be one of"),
         ({"window": 0}, "window must be"),
         ({"algorithm": "lag-ps", "smoothness": (1.0,)}, "one number for each of 5 workers, not 1"),
         ({"algorithm": "lag-ps"}, "one number for each of 5 workers, not none"),
