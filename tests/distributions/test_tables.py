@@ -304,7 +304,7 @@ def test_writing_out_of_turn_is_refused(monkeypatch: pytest.MonkeyPatch):
 
     async def rude(self, protocol, sizes, turn):
         if self.rank_info.rank == 1:
-            await self._gather([torch.ones(3, dtype=torch.uint8)])
+            await self._gather([torch.ones(3, dtype=torch.uint8)], [protocol.longest(int(sizes.max()))])
         return await polite(self, protocol, sizes, turn)
 
     monkeypatch.setattr(_Ranks, "_take_turn", rude)
