@@ -83,7 +83,7 @@ def test_a_dataset_of_examples_is_put_together():
         (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, 1, 1]), "labels"),
         (lambda: LinearProblem(csr_matrix(np.eye(2)), [0, 1]), "-1 and"),
         (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, np.nan]), "finite"),
-        (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, 1], "hinge"), "loss must be"),
+        (lambda: LinearProblem(csr_matrix(np.eye(2)), [1, 1], "huber"), "loss must be"),
         (lambda: as_problem(nn.Linear(1, 1), None, torch.zeros(3, 1)), "loss="),
         (lambda: as_problem("model", None, None), "must be an nn.Module"),
         (lambda: as_problem(problem(), None, torch.zeros(3)), "its own loss"),
