@@ -67,10 +67,9 @@ def per_step() -> list[str]:
 
 def schedules() -> list[str]:
     """Every registered schedule, in short cycles; overlapped and in fragments as well."""
-    short = [f"{name}(every=2)" for name in thinwire.list_schedules() if name != "periodic"]
+    short = {"periodic": "periodic(exchange=topk(ratio=0.2), every=2)", "spasgd": "spasgd(groups=2)"}
     return [
-        *short,
-        "periodic(exchange=topk(ratio=0.2), every=2)",
+        *(short.get(name, f"{name}(every=2)") for name in thinwire.list_schedules()),
         "pqasgd(every=3, bits=8, overlap=1)",
         "diloco(every=4, fragments=2)",
     ]
