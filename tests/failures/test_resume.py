@@ -102,13 +102,13 @@ def out_of_step(worker: Worker) -> dict[str, str]:
         for _ in range(3):
             session.average(given)
         saved = session.state_dict()
-        gathers = "all_gather" in session.meter.by_operation
+        counts = session.step > 0
         session.detach()
-        if gathers:
+        if counts:
             session = thinwire.Session(named.items(), method)
             if worker.rank == 0:
                 session.load_state_dict(saved)
-            with pytest.raises(thinwire.PayloadError) as caught:
+            with pytest.raises(thinwire.DisagreementError) as caught:
                 session.average(given)
             texts[method] = str(caught.value)
             session.detach()
@@ -120,7 +120,7 @@ def out_of_step(worker: Worker) -> dict[str, str]:
     session = thinwire.attach(model, "topk(ratio=0.1)")
     if worker.rank == 0:
         session.load_state_dict(saved)
-    with pytest.raises(thinwire.PayloadError) as caught:
+    with pytest.raises(thinwire.DisagreementError) as caught:
         train(model, worker.rank, range(1))
     texts["under DDP"] = str(caught.value)
     session.detach()
@@ -129,8 +129,8 @@ def out_of_step(worker: Worker) -> dict[str, str]:
 
 def test_ranks_that_are_out_of_step_raise_on_both_sides() -> None:
     first, second = run_local(out_of_step, 2, group_timeout=20)
-    assert len(first) > 2, f"hardly a method gathers: {list(first)}"
+    assert len(first) > 10, f"hardly a method counts its steps: {list(first)}"
     for method, text in first.items():
-        assert "rank 1 belongs to step 0, this rank is at step 3" in text, f"{method}: {text}"
-        assert "rank 0 belongs to step 3, this rank is at step 0" in second[method], f"{method}: {text}"
-        assert "load the same checkpoint on every rank" in text
+        assert "at different steps (rank 0: step 3; rank 1: step 0)" in text, f"{method}: {text}"
+        assert second[method] == text
+        assert "load the same generation of the checkpoint on all ranks" in text
