@@ -133,6 +133,8 @@ class Rank:
                 begin = time.monotonic()
             committed, before = session.step, digest(session.residuals())
             try:
+                if at_fault and saving is not None:
+                    saving.wait()  # the fault comes after the last checkpoint, not in the middle of it
                 if at_fault and self.guilty and self._misbehave(session):
                     return
                 self._step(session, step, poisoned=at_fault and self.guilty and scenario.fault == "nan")
