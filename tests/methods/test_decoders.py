@@ -91,10 +91,12 @@ def test_sparse_entries(data: st.DataObject, text: str, n: int, share: float) ->
 @given(st.data(), sizes, st.floats(0, 1), st.floats(0, 1))
 def test_sampled_entries(data: st.DataObject, n: int, sure: float, drawn: float) -> None:
     where = chosen(n, int(sure * n))
-    honest = sampled.encode(n, where, values(n)[where.long()], chosen(n, int(drawn * n)), 0.5)
-    assert [part.numel() for part in honest] <= sampled.longest(n)
+    sample = sampled.Sample(where, values(n)[where.long()], chosen(n, int(drawn * n)), 0.5)
+    honest = sampled.encode(n, sample)
+    assert honest.numel() <= sampled.longest(n)
+    (code,) = data.draw(hostile([honest]))
     try:
-        entries = sampled.decode(data.draw(hostile(honest)), n)
+        entries = sampled.decode(code, n)
     except PayloadError:
         return
     assert all(each.indices.numel() == each.values.numel() for each in entries)

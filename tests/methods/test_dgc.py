@@ -124,7 +124,7 @@ def test_momentum_follows_its_parameters_when_buckets_change_and_is_not_owed() -
     method, store = HeavyBall(), StateStore()
     both = Layout.of([("a", (3,)), ("b", (2,))])
     store.take(method, both).m.copy_(torch.arange(5.0))
-    assert not store.residuals()
+    assert not store.residuals(lambda slot: method, {})
     store.rescale(2.0)
     (b,), (a,) = (store.take(method, both.pick([both.slots[i]])).tensors("momentum").values() for i in (1, 0))
     assert a.tolist() == [0, 2, 4]

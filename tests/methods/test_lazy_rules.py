@@ -1,9 +1,11 @@
 """The rules of lazy aggregation: what they compare, and when nothing may be skipped."""
 
 import math
+from types import SimpleNamespace
 
 from thinwire.methods import LAQ, SLAQ
 from thinwire.methods.families import lazy_rules as rules
+from thinwire.methods.families.lazy import Counts
 
 
 def test_the_bound_measures_past_steps_by_the_rate() -> None:
@@ -27,8 +29,11 @@ def test_silence_ends_after_max_skip() -> None:
 
 
 def test_codes_may_lose_so_much() -> None:
-    assert LAQ().allowed(1.0, 0.25, 0.5) == 1.0 + 3 * 0.75
-    assert SLAQ(allowance=2.0).allowed(1.0, 0.25, 0.5) == 1.0 + 1.5 * 0.75 + 2.0
+    counts = Counts(error=0.5, noise=4.0)
+    step = SimpleNamespace(bound=lambda xi: xi, error=0.25, counts=counts)
+    assert LAQ(xi=1.0, window=1).allowed(step) == 1.0 + 3 * 0.75
+    assert SLAQ(xi=1.0, window=1, allowance=2.0).allowed(step) == 1.0 + 1.5 * 0.75 + 2.0
+    assert SLAQ(xi=1.0, window=1).allowed(step) == 1.0 + 1.5 * 0.75 + 3 * 4.0, "measured noise"
 
 
 def test_movement_bounds_the_change_of_the_gradient() -> None:

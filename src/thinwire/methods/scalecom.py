@@ -26,14 +26,13 @@ class ScaleCom(Exchange):
 
     Args:
         ratio: the share of the entries that is sent: k = max(1, ratio * n).
-        beta: the share of what was not sent that is kept. Below 1 it is a low-pass filter for large batches;
-            `thinwire.predict.layer_rates.beta_for` chooses it by the batch.
+        beta: the share of what was not sent that is kept; below 1 a low-pass filter for large batches (see
+            `thinwire.predict.layer_rates.beta_for`).
         chunk: send the largest of every `chunk` entries instead of the k largest: the paper's quasi-sort.
         scope: choose in each "tensor", in each "bucket", or in the whole "model".
 
     Differences from the paper: exact selection is the default. All tensors have the same ratio;
-    `thinwire.predict.layer_rates.scalecom_by_layer` gives each layer the paper's rate, and leaves the first
-    and the last layer dense.
+    `thinwire.predict.layer_rates.scalecom_by_layer` gives each layer the paper's rate.
     """
 
     name = "scalecom"
@@ -76,8 +75,7 @@ class ScaleCom(Exchange):
         if ch.rank == leader:
             coded = code.encode(code.choose(m, x))  # I = top_k(p_l)
         indices = code.decode((await ch.broadcast([coded], leader))[0])
-        where = indices.long()
-        old = m[where]
+        where, old = indices.long(), m[indices.long()]
         p = poisoned(old + x[where], x)  # p = m + g on I
         p = await ch.mean(p, p)
         if await ch.commit(kernels.all_finite(p)):
