@@ -127,7 +127,7 @@ def distributions(smoke: Smoke) -> None:
     assert len(ratios) == 5 * 13
     assert 0.5 < min(ratios) < max(ratios) < 2
     assert all(number(row["factor"]) > number(row["promised"]) > 1 for row in smoke.tables[1])
-    errors = column(smoke.tables[3], "squared l2", "protocol")
+    errors = column(smoke.tables[4], "squared l2", "protocol")
     assert errors["raw"] < errors["grouping, 4 bit"] < errors["grouping, 2 bit"] < errors["grouping, 1 bit"]
 
 
