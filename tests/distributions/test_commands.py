@@ -11,7 +11,8 @@ from thinwire.tools.cli import app
 from thinwire.tools.gradients.fits import FAMILIES
 
 
-def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path):
+def test_gradients_makes_a_table_a_page_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
     page, record = tmp_path / "plots" / "g.html", tmp_path / "g.json"
     arguments = ["gradients", "--steps", "6", "--ratio", "0.02", "--out", str(page), "--json", str(record)]
     result = CliRunner().invoke(app, arguments)
