@@ -122,7 +122,9 @@ def result_of(outcome: Outcome) -> dict:
     return outcome.value
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [METHODS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])]
+)
 def test_a_group_is_killed_and_comes_back(method: str, lighthouse: str, tmp_path: Path) -> None:
     now, later = tmp_path / "now", tmp_path / "later"
     now.touch()

@@ -223,7 +223,14 @@ def test_a_failed_operation_is_reported_and_nobody_hangs(lighthouse: str) -> Non
         assert all(torch.equal(group.flat(), groups[0].flat()) for group in groups)
 
 
-@pytest.mark.parametrize("method", SERVED)
+# Quorums take seconds to form: one method of each kind here, all of them with the slow tests.
+EACH_KIND = ("dense", "topk", "qsgd", "powersgd", "lag")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [each if each in EACH_KIND else pytest.param(each, marks=pytest.mark.slow) for each in SERVED],
+)
 def test_replicas_stay_equal_when_groups_join_and_leave(method: str, lighthouse: str) -> None:
     """Every method: its replicated state reaches the group that joins, or starts anew on all of them."""
     groups = [Group(lighthouse, number) for number in range(3)]
