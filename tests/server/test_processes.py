@@ -285,7 +285,7 @@ def test_a_run_that_diverges_says_so_everywhere(outcomes):
 def test_a_worker_without_a_server_does_not_wait_for_ever(outcomes):
     _, text, seconds = outcomes[1]["nobody"]
     assert "finds no server of shard 0" in text
-    assert seconds < 5
+    assert seconds < 30  # half a second by its own timeout; torch may look a name up in vain meanwhile
 
 
 def killed_worker(worker: Worker):
