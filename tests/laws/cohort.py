@@ -116,6 +116,20 @@ ALSO = (
 
 DEFAULTS: tuple[str, ...] = tuple(str(cls()) for cls in list_methods().values())
 CONFIGURATIONS = DEFAULTS + ALSO
+# Every way to reduce and every code of values once: the convergence of the others is tested with the slow ones.
+CONVERGENCE = {
+    *DEFAULTS,
+    "topk(ratio=0.1, reduce='split')",
+    "topk(ratio=0.1, values=qsgd(bits=4))",
+    "gaussiank(ratio=0.1, reduce='split', values=qsgd(bits=8))",
+    "dgc(ratio=0.1, momentum=0.0)",
+    "sketched(ratio=0.05, rows=3, cols=100, momentum=0.0)",
+    "qsgd(bits=4, bucket=64, reduce='twoshot')",
+    "efsign(reduce='twoshot')",
+    "gspar(ratio=0.3, reduce='split')",
+    "powersgd(rank=1, alternate=True, warm_start=False)",
+}
+SLOW_CONVERGENCE = set(ALSO) - CONVERGENCE
 
 
 def named(predicate) -> list[str]:
@@ -124,7 +138,11 @@ def named(predicate) -> list[str]:
 
 
 def every(
-    methods: Iterable[str] = CONFIGURATIONS, *, quick: Collection[str] = DEFAULTS, **ranges: Sequence[object]
+    methods: Iterable[str] = CONFIGURATIONS,
+    *,
+    quick: Collection[str] = DEFAULTS,
+    slow: Collection[str] = (),
+    **ranges: Sequence[object],
 ):
     """Every method with all values of the ranges. Quick ones are tried with the first values."""
     cases = []
@@ -132,6 +150,7 @@ def every(
         for values in itertools.product(*ranges.values()):
             first = all(value is some[0] for value, some in zip(values, ranges.values(), strict=True))
             marks = [pytest.mark.quick] if first and method in quick else []
+            marks += [pytest.mark.slow] if method in slow else []
             cases.append(pytest.param(method, *values, marks=marks))
     return pytest.mark.parametrize(("method", *ranges), cases)
 

@@ -14,6 +14,7 @@ from tests.laws.cohort import (
     DEFAULTS,
     SHAPES,
     SIZES,
+    SLOW_CONVERGENCE,
     Cohort,
     every,
     named,
@@ -227,7 +228,7 @@ class Quadratic:
         return [{"wide": c * (x - m)} for c, m in zip(self.curvature, self.centres, strict=True)]
 
 
-@every(named(lambda traits: traits.conserves or traits.elementwise), quick=())
+@every(named(lambda traits: traits.conserves or traits.elementwise), quick=(), slow=SLOW_CONVERGENCE)
 def test_convergence_of_what_conserves(method: str) -> None:
     """Gradient descent comes to the common minimum, as it would with the exact mean."""
     problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})
@@ -242,7 +243,7 @@ def test_convergence_of_what_conserves(method: str) -> None:
     assert (x - problem.best).norm() < 0.02 * problem.best.norm()
 
 
-@every(named(lambda traits: traits.unbiased and not traits.single_mean), quick=())
+@every(named(lambda traits: traits.unbiased and not traits.single_mean), quick=(), slow=SLOW_CONVERGENCE)
 def test_convergence_of_what_is_unbiased(method: str) -> None:
     """With steps of 1/t the error falls to what the measured variance leaves after T steps: about var/T."""
     problem, cohort = Quadratic(4), Cohort(method, 4, {"wide": (20, 30)})

@@ -27,7 +27,9 @@ def selects_by_rounded_sums(method: str) -> bool:
     return isinstance(exchange, Sketched) and exchange.wire != "fp32"
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.quick), 4])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.quick), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_reality(size: int) -> None:
     given = [Cohort("dense", size).inputs(step) for step in range(STEPS)]
     everybody = run_local(average_everything, size, given, timeout=150)

@@ -19,7 +19,7 @@ DOWN, UP = (Kind.SNAPSHOT, Kind.PARAMETERS), (Kind.PARTIAL, Kind.UPDATE)
 VARIANTS = [
     {"mode": "paper"},
     {"mode": "centered", "bits_down": 3},
-    {"mode": "paper", "variant": "sparse"},
+    pytest.param({"mode": "paper", "variant": "sparse"}, marks=pytest.mark.slow),
     {"mode": "paper", "variant": "accelerated"},
 ]
 
