@@ -116,7 +116,7 @@ ALSO = (
 
 DEFAULTS: tuple[str, ...] = tuple(str(cls()) for cls in list_methods().values())
 CONFIGURATIONS = DEFAULTS + ALSO
-# Every way to reduce and every code of values once: the convergence of the others is tested with the slow ones.
+# Every way to reduce and every code of values once; the convergence of the others is a slow test.
 CONVERGENCE = {
     *DEFAULTS,
     "topk(ratio=0.1, reduce='split')",
