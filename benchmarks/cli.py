@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import digits, kernels, memory, methods, overhead, peers, predictions, recovery, scale
+from benchmarks import (
+    digits,
+    hsdp,
+    kernels,
+    memory,
+    methods,
+    overhead,
+    peers,
+    predictions,
+    recovery,
+    run,
+    scale,
+)
 from benchmarks.common import Size, Threads
 from thinwire.tools.cli.show import JsonFile, save
 from thinwire.tools.cli.usage_errors import OneLineErrors
@@ -19,10 +31,12 @@ bench = typer.Typer(
     pretty_exceptions_enable=False,
 )
 bench.command("overhead")(overhead.command)
+bench.command("run")(run.command)
 bench.command("kernels")(kernels.command)
 bench.command("methods")(methods.command)
 bench.command("memory")(memory.command)
 bench.command("peers")(peers.command)
+bench.command("hsdp")(hsdp.command)
 bench.command("scale")(scale.command)
 bench.command("recovery")(recovery.command)
 bench.command("digits")(digits.command)

@@ -105,7 +105,7 @@ def _of_exchange(method: str, shape: tuple[int, int]) -> tuple[int, int]:
         work = gradient.clone()
         grown = _growth(lambda given=work: session.average({"weight": given}, in_place=True))
         peak = max(peak, grown if number else 0)  # the first step makes the state
-    return _bytes(session.state_dict()["state"]), peak
+    return _bytes(session.sealed()["state"]), peak
 
 
 def _of_schedule(method: str, shape: tuple[int, int]) -> tuple[int, int]:
@@ -121,7 +121,7 @@ def _of_schedule(method: str, shape: tuple[int, int]) -> tuple[int, int]:
         session.clock.tick()
         grown = _growth(session.sync)
         peak = max(peak, grown if number else 0)
-    saved = session.state_dict()
+    saved = session.sealed()
     kept = {name: saved[name] for name in ("anchors", "velocities")}
     return _bytes(kept) + _bytes(saved["engine"]["state"]), peak
 

@@ -45,7 +45,7 @@ def source(method: str) -> tuple[Any, dict[str, Any], bytes]:
         old, new = (gradient.Cohort(method, 2, SHAPES) for _ in range(2))
         for step in range(3):
             old.average(old.inputs(step))
-    state = old.sessions[0].state_dict()
+    state = old.sessions[0].sealed()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state"
         checkpoint_file.write(file, state)
@@ -163,7 +163,7 @@ def trial(seed: int) -> str | None:
     rng = random.Random(seed)
     method = rng.choice(METHODS + SCHEDULES)
     session, good, data = source(method)
-    before = session.state_dict()["checksums"]
+    before = session.sealed()["checksums"]
     try:
         if rng.random() < 0.5:
             kind, spoiled = damage_bytes(rng, data)
@@ -176,7 +176,7 @@ def trial(seed: int) -> str | None:
                 return None
         session.load_state_dict(state)
     except StateError:
-        assert session.state_dict()["checksums"] == before, f"seed {seed}: {method} was changed ({kind})"
+        assert session.sealed()["checksums"] == before, f"seed {seed}: {method} was changed ({kind})"
         return kind
     except Exception as error:
         raise AssertionError(f"seed {seed}: {method}, {kind}: {type(error).__name__}: {error}") from error
@@ -186,9 +186,9 @@ def trial(seed: int) -> str | None:
 def intact(method: str) -> None:
     """The control: undamaged, it is accepted, from a file that torch alone reads as well."""
     session, good, data = source(method)
-    before = session.state_dict()
+    before = session.sealed()
     session.load_state_dict(checkpoint_file.read(data, "the file"))
-    assert session.state_dict()["checksums"] == good["checksums"], method
+    assert session.sealed()["checksums"] == good["checksums"], method
     buffer = io.BytesIO()
     torch.save(good, buffer)
     buffer.seek(0)

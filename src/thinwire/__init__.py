@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ThinwireError,
     )
     from thinwire.hosts.attach import attach
+    from thinwire.log import record
     from thinwire.methods.registry import list_methods, list_schedules, parse
     from thinwire.net.meter import Meter
     from thinwire.predict.probe import probe
@@ -44,6 +45,7 @@ __all__ = [
     "list_schedules",
     "parse",
     "probe",
+    "record",
 ]
 
 # Loaded when they are asked for: the command line answers `--help` without importing torch.
@@ -55,6 +57,7 @@ _HOMES = {
     "parse": "thinwire.methods.registry",
     "Meter": "thinwire.net.meter",
     "probe": "thinwire.predict.probe",
+    "record": "thinwire.log",
     "Session": "thinwire.sessions.gradient",
 }
 

@@ -21,6 +21,7 @@ LAYERS = (
     ("sessions",),
     ("predict",),
     ("hosts",),
+    ("integrations",),
     ("server",),
     ("convex",),
     ("tools",),

@@ -398,7 +398,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
     method = "diloco(every=4, fragments=2, overlap=1)"
     source = Cohort(method, 2, make=normed)
     source.train(range(6))
-    good = source.sessions[0].state_dict()
+    good = source.sessions[0].sealed()
     assert good["under_way"], "the test wants a sync round under way"
 
     def spoil(change) -> dict:
@@ -431,34 +431,34 @@ def test_a_bad_checkpoint_is_refused_and_nothing_is_loaded() -> None:
     }
     target = Cohort(method, 2, make=normed)
     target.train(range(3))
-    before = target.sessions[0].state_dict()
+    before = target.sessions[0].sealed()
     from tests.laws.cohort import same_state
 
     for message, change in cases.items():
         with pytest.raises(StateError, match=message):
             target.sessions[0].load_state_dict(spoil(change))
-        assert same_state(target.sessions[0].state_dict(), before), message
+        assert same_state(target.sessions[0].sealed(), before), message
     target.sessions[0].load_state_dict(good)
-    assert same_state(target.sessions[0].state_dict(), good)
+    assert same_state(target.sessions[0].sealed(), good)
 
 
 def test_another_number_of_ranks() -> None:
     method = "periodic(every=2, exchange=topk(ratio=0.2))"
     two = Cohort(method, 2)
     two.train(range(4))
-    states = [session.state_dict() for session in two.sessions]
+    states = [session.sealed() for session in two.sessions]
     one = Cohort(method, 1)
     with pytest.raises(StateError, match="on_resize"):
         one.sessions[0].load_state_dict(states[0])
     one.sessions[0].load_state_dict(states, on_resize="sum")
     assert equal_parameters(one.models[0], two.models[0])
     owed = [state["engine"]["state"]["0.weight"]["error"] for state in states]
-    taken = one.sessions[0].state_dict()["engine"]["state"]["0.weight"]["error"]
+    taken = one.sessions[0].sealed()["engine"]["state"]["0.weight"]["error"]
     torch.testing.assert_close(taken, (owed[0] + owed[1]) / 2)
     assert float(taken.abs().max()) > 0
     one.train(range(4, 6))
     two.train([4])
-    drifted = [session.state_dict() for session in two.sessions]
+    drifted = [session.sealed() for session in two.sessions]
     assert drifted[0]["replica"]
     with pytest.raises(StateError, match=r"Call session\.sync\(\) before it is written"):
         Cohort(method, 1).sessions[0].load_state_dict(drifted, on_resize="sum")

@@ -151,7 +151,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(method: str, stop: int, optimizer) -> 
     after.train(range(stop, 20))
     for rank in range(2):
         assert equal(straight.models[rank], after.models[rank])
-        assert same_state(straight.sessions[rank].state_dict(), after.sessions[rank].state_dict())
+        assert same_state(straight.sessions[rank].sealed(), after.sessions[rank].sealed())
 
 
 def test_saving_disturbs_nothing_and_shares_no_memory() -> None:
@@ -161,7 +161,7 @@ def test_saving_disturbs_nothing_and_shares_no_memory() -> None:
             quiet.train([step])
             disturbed.train([step])
             for session in disturbed.sessions:
-                for anchor in session.state_dict()["anchors"].values():
+                for anchor in session.sealed()["anchors"].values():
                     anchor.fill_(7.0)
         assert equal(quiet.models[0], disturbed.models[0]), method
 

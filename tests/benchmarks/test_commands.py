@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import kernels, methods, overhead, peers
+from benchmarks import hsdp, kernels, methods, overhead, peers, run
 from benchmarks.cli import bench
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def test_it_starts_from_the_root_of_the_repository() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for command in ("overhead", "kernels", "methods", "peers", "scale", "digits", "predict", "all"):
+    for command in ("overhead", "kernels", "methods", "peers", "hsdp", "scale", "digits", "predict", "all"):
         assert command in result.stdout
 
 
@@ -51,6 +51,15 @@ def test_methods_counts_copies(tmp_path: Path) -> None:
     rows = json.loads(file.read_text())
     assert [row["method"] for row in rows] == ["dense", "topk(ratio=0.01)"]
     assert all(row["copies"] > 0 and row["copies_in_place"] > 0 for row in rows)
+
+
+def test_run_measures_both_models(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    result = call("run", "--steps", "2", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(file.read_text())
+    assert [row["method"] for row in rows] == list(run.METHODS)
+    assert all(row["ratio"] > 0 for row in rows)
 
 
 def test_overhead_measures_one_and_twenty_buckets(tmp_path: Path) -> None:
@@ -94,6 +103,17 @@ def test_peers_are_timed_and_their_bytes_counted(tmp_path: Path) -> None:
     assert all(row["milliseconds"] > 0 for row in rows.values())
     if peers.COUNTER.exists():
         assert rows["thinwire topk(ratio=0.01)"]["bytes_per_step"] < 1e6 < rows[peers.PLAIN]["bytes_per_step"]
+
+
+@pytest.mark.slow
+def test_sharded_replicas_are_timed_beside_native_ones(tmp_path: Path) -> None:
+    file = tmp_path / "hsdp.json"
+    result = call("hsdp", "--link", "none", "--steps", "1", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(file.read_text())
+    assert [row["variant"] for row in rows] == list(hsdp.VARIANTS)
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["milliseconds"] > 0 for row in rows)
 
 
 def test_predictions_are_for_links_of_the_lab() -> None:

@@ -257,7 +257,7 @@ class Rank:
 
     def _unreadable(self, session: BaseSession) -> str:
         try:
-            state = session.state_dict()
+            state = session.sealed()
         except Exception as error:
             return f"state_dict raises {type(error).__name__}: {error}"
         bad = [name for name, value in flattened(state) if not bool(value.isfinite().all())]

@@ -30,7 +30,7 @@ def call(*arguments: str, command: typer.Typer = app):
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (app, ("compare", "plan", "report", "methods", "gradients", "lab", "study")),
+        (app, ("run", "compare", "plan", "report", "methods", "gradients", "lab", "study")),
         (bench, ("overhead", "kernels", "methods", "all")),
         (reproductions, ("--quick", "--finished")),
     ],

@@ -119,11 +119,58 @@ def test_the_table_has_a_row_for_each(finished: tuple[Records, Path, Seen], tmp_
     records, _, _ = finished
     rows = terminal.rows(records)
     assert [row[0] for row in rows] == METHODS
-    assert all(len(row) == len(terminal.header(records.setting)) for row in rows)
+    assert all(len(row) == len(terminal.header(records)) for row in rows)
     assert rows[0][-1] == "1.00 x"
-    write_csv(tmp_path / "runs.csv", records.runs)
+    write_csv(tmp_path / "runs.csv", records)
     with (tmp_path / "runs.csv").open() as file:
-        assert [row["method"] for row in csv.DictReader(file)] == METHODS
+        read_back = list(csv.DictReader(file))
+    assert [row["method"] for row in read_back] == METHODS
+    assert {row["baseline"] for row in read_back} == {METHODS[0]}
+    base = records.runs[0].seconds
+    gains = [base / one.seconds for one in records.runs]
+    assert [float(row["speed_up"]) for row in read_back] == pytest.approx(gains)
+
+
+def test_without_a_baseline_there_are_no_speed_ups(
+    finished: tuple[Records, Path, Seen], tmp_path: Path
+) -> None:
+    records = replace(finished[0], setting=replace(finished[0].setting, baseline=False))
+    assert "speed-up" not in terminal.header(records)
+    assert all(len(row) == len(terminal.header(records)) for row in terminal.rows(records))
+    write_csv(tmp_path / "runs.csv", records)
+    with (tmp_path / "runs.csv").open() as file:
+        assert {(row["baseline"], row["speed_up"]) for row in csv.DictReader(file)} == {("", "")}
+    assert "speed-up over" not in build(records, predict=False)
+
+
+def test_compute_is_measured_in_the_steps_of_the_run(finished: tuple[Records, Path, Seen]) -> None:
+    for one in finished[0].runs:
+        assert 0 < one.compute_seconds < one.seconds / one.steps
+
+
+def test_pytorchs_own_methods_on_a_throttled_link(tmp_path: Path) -> None:
+    asked = Comparison(
+        ["pytorch", "dense", "pytorch-fp16", "pytorch-powersgd"],
+        workers=2,
+        link="20mbit",
+        steps=6,
+        hidden=(256,),
+    )
+    records = run(asked, tmp_path)
+    assert [one.failed for one in records.runs] == [None] * 4
+    pytorch, dense, half, low_rank = records.runs
+    # Two ranks send each gradient once, and the same bytes through the hook as through a session.
+    bytes_of_gradients = 4 * records.setting.parameters * pytorch.steps
+    assert pytorch.sent == pytest.approx(bytes_of_gradients, rel=0.02)
+    assert pytorch.sent == pytest.approx(dense.sent, rel=0.01)
+    assert half.sent == pytest.approx(pytorch.sent / 2, rel=0.02)
+    assert low_rank.sent < pytorch.sent / 2  # two of its six steps are not compressed
+    for one in (pytorch, half):
+        assert one.step_seconds >= one.sent / one.steps / 2.5e6
+        assert one.wait_seconds >= one.sent / one.steps / 2.5e6
+        assert one.compute_seconds < one.step_seconds / 2
+    # The same training as the session's.
+    assert pytorch.loss == pytest.approx(dense.loss, rel=1e-4)
 
 
 def test_a_method_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -167,7 +214,7 @@ def test_the_table_fits_100_columns(
     monkeypatch.setenv("COLUMNS", "100")
     names = ("dense", "powersgd(rank=2)", "auto: scalecom(ratio=0.01)", "pqasgd(every=8, bits=4)")
     records = made(tuple(Entrant(name, 1 / 3, 0.123) for name in names), target=target, measure="perplexity")
-    table("title", terminal.header(records.setting), terminal.rows(records))
+    table("title", terminal.header(records), terminal.rows(records))
     output = capsys.readouterr().out
     lines = [line.rstrip() for line in output.splitlines()]
     assert max(map(len, lines)) <= 100

@@ -28,6 +28,13 @@ def test_the_baseline_comes_first_and_nothing_twice() -> None:
     assert resolve_methods(["fp16", "pytorch"]) == ["pytorch", "fp16"]
 
 
+def test_the_user_chooses_the_baseline() -> None:
+    assert resolve_methods(["fp16"], "pytorch") == ["pytorch", "fp16"]
+    assert resolve_methods(["fp16", "pytorch"], "dense") == ["dense", "fp16", "pytorch"]
+    assert resolve_methods(["fp16", "pytorch"], "none") == ["fp16", "pytorch"]
+    assert prepare(Comparison(["fp16"], baseline=False)).baseline is False
+
+
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(ConfigError, match="toppk"):
         resolve_methods(["toppk(ratio=0.1)"])
@@ -43,7 +50,6 @@ def test_an_unknown_method_is_named() -> None:
         ({"link": "fast"}, "fast"),
         ({"target": 97.0}, "between 0 and 1"),
         ({"steps": 5, "epochs": 1.0}, "not both"),
-        ({"methods": ["pytorch"]}, "lab:RATE"),
         ({"learning_rate": 0.0}, "learning rate must be above 0"),
         ({"epochs": 0.0}, "epochs must be above 0"),
         ({"methods": ["dense", "auto"], "steps": 5}, "auto measures 5 steps"),

@@ -71,6 +71,7 @@ def test_ratio_one_writes_what_none_writes() -> None:
     assert np.array_equal(everything.x, hogwild(problem(), epochs=2, rate=0.1, l2=L2).x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparsifier", [GSpar(ratio=0.2), GSpar(budget=2.0)], ids=str)
 def test_a_step_is_unbiased(sparsifier: GSpar) -> None:
     """One row, so one step from zero: x = -rate Q(g)."""

@@ -58,11 +58,18 @@ RULES = (
     Rule(r"python -m (?!benchmarks\b|reproductions\b)", skip="only that the module exists is checked"),
     # Mentions of a command, without what it needs.
     Rule(
-        r"(thinwire (plan|report|lab|compare|gradients|study)|python -m (benchmarks|reproductions))$",
+        r"(thinwire (run|plan|report|lab|compare|gradients|study)|python -m (benchmarks|reproductions))$",
         options="--help",
     ),
-    Rule(r"thinwire lab |.*\blab:|python -m benchmarks predict", skip="needs root"),
+    Rule(r"thinwire lab |.*\blab:|python -m benchmarks (predict|hsdp)", skip="needs root"),
     Rule(r"thinwire .*\bDATA\b", skip="needs the datasets"),
+    Rule(r"thinwire run .*train\.py", edits=((r" ARGS$", ""),)),
+    Rule(
+        r"thinwire compare train\.py",
+        edits=((r" -- ARGS", ""), (r" -m .*", "")),
+        options="--steps 2 --workers 2 -m dense",
+    ),
+    Rule(r"thinwire plan train\.py", edits=((r" -- ARGS", ""),), options="--workers 2 -m topk"),
     Rule(
         r"thinwire compare",
         options="--steps 2 --workers 2 --evaluate-every 2 -m dense",
@@ -76,7 +83,7 @@ RULES = (
         edits=((r"--model all", "--model logistic,lstm"),),
         options="--steps 2 --workers 2 --batch 4",
     ),
-    Rule(r"python -m benchmarks overhead", options="--steps 1"),
+    Rule(r"python -m benchmarks (overhead|run)", options="--steps 1"),
     Rule(r"python -m benchmarks methods", options="--size 5000 -m topk"),
     Rule(r"python -m benchmarks kernels", edits=((r"\bT$", "1"),), options="--size 5000 --only sign"),
     Rule(r"python -m benchmarks memory$", options="--size 5000 -m dense", slow=True),
@@ -236,6 +243,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mymodel.py").write_text(
         "import torch\n\n\ndef build():\n    return torch.nn.Linear(200, 100)\n"
     )
+    # In the place of the reader's own script.
+    shutil.copy(ROOT / "examples/ddp_before.py", folder / "train.py")
     return folder
 
 

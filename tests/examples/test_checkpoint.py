@@ -85,9 +85,8 @@ def test_a_killed_run_restarts_and_ends_with_the_same_bits(tmp_path: Path, strai
     assert len(list(tmp_path.glob("step-*"))) == 2
 
 
-@pytest.mark.parametrize(
-    "method", ["topk(ratio=0.01)", pytest.param("pqasgd(every=8, bits=8)", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["topk(ratio=0.01)", "pqasgd(every=8, bits=8)"])
 def test_it_continues_with_more_and_with_fewer_ranks(tmp_path: Path, method: str) -> None:
     for ranks, steps, expected in ((2, 40, 0), (3, 80, 40), (1, 100, 80)):
         text = run(tmp_path, ranks=ranks, steps=steps, method=method)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.integrations.common import environment
 from thinwire.net.launch import Worker, run_local
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ EXAMPLES = ROOT / "examples"
 
 def run_example(worker: Worker, name: str, arguments: list[str]) -> str:
     """Run an example as `torchrun` does, in a process that already has a group; returns its output."""
+    environment(worker)
     dist.init_process_group = lambda *given, **named: None
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [name, *arguments]
@@ -32,9 +34,9 @@ def run_example(worker: Worker, name: str, arguments: list[str]) -> str:
     return printed.getvalue()
 
 
-def printed_by(name: str, *arguments: str) -> str:
-    first, *others = run_local(run_example, 2, name, list(arguments), timeout=150)
-    assert others == [""], "only rank 0 prints"
+def printed_by(name: str, *arguments: str, workers: int = 2) -> str:
+    first, *others = run_local(run_example, workers, name, list(arguments), timeout=150)
+    assert not any(others), "only rank 0 prints"
     return first
 
 
@@ -62,6 +64,32 @@ def test_periodic() -> None:
     assert "localsgd(every=16)" in printed_by(
         "periodic.py", "--steps", "16", "--method", "localsgd(every=16)"
     )
+
+
+def test_with_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    printed_by("with_tensorboard.py", "--steps", "30", "--folder", str(tmp_path))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert len(events.Scalars("loss")) == 3
+    sent = [each.value for each in events.Scalars("thinwire/bytes_sent")]
+    assert sent == sorted(sent)
+    assert [each.value for each in events.Scalars("thinwire/steps")] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("name", ["lightning", "accelerate", "transformers"])
+def test_with_a_framework(name: str, tmp_path: Path) -> None:
+    text = printed_by(f"with_{name}.py", "--steps", "20", "--folder", str(tmp_path))
+    assert len((EXAMPLES / f"with_{name}.py").read_text().splitlines()) <= 40
+    assert bytes_sent(text) < 0.2 * 4 * {"transformers": 106_176}.get(name, 38_410)
+    assert any(tmp_path.rglob("thinwire-rank-1-of-2.pt" if name != "lightning" else "*.ckpt"))
+
+
+def test_fsdp() -> None:
+    text = printed_by("fsdp.py", workers=4)
+    assert accuracy(text) > 0.9
+    assert bytes_sent(text) < 0.05 * 1_204_264 / 2
+    assert len((EXAMPLES / "fsdp.py").read_text().splitlines()) <= 40
 
 
 def test_text(tmp_path: Path) -> None:

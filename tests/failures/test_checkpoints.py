@@ -24,7 +24,7 @@ def trained(method: str, size: int = 2, steps: int = 3, seed: int = 0, dtype=tor
 
 
 def states(cohort: Cohort) -> list[dict]:
-    return [session.state_dict() for session in cohort.sessions]
+    return [session.sealed() for session in cohort.sessions]
 
 
 def same(one: object, other: object) -> bool:
@@ -36,10 +36,10 @@ def same(one: object, other: object) -> bool:
 
 
 def refused(session: thinwire.Session, state: object, message: str, **options: object) -> None:
-    before = session.state_dict()
+    before = session.sealed()
     with pytest.raises(thinwire.StateError, match=message):
         session.load_state_dict(state, **options)
-    assert same(before, session.state_dict()), "a refused checkpoint changed the session"
+    assert same(before, session.sealed()), "a refused checkpoint changed the session"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -52,7 +52,7 @@ def test_a_checkpoint_survives_torch_save_with_weights_only(method: str, dtype: 
         torch.save(state, file)
         file.seek(0)
         session.load_state_dict(torch.load(file, weights_only=True))
-        assert same(session.state_dict(), state)
+        assert same(session.sealed(), state)
 
 
 def test_a_checkpoint_is_a_copy() -> None:
@@ -245,7 +245,7 @@ def test_residuals_follow_the_scale_through_a_checkpoint_and_replicated_tensors_
         session.load_state_dict(spoil(saved, "scale", value=4.0))
         session.engine.begin_step()
         factor = (scale.value if scale else 1.0) / 4.0
-        loaded = session.state_dict()["state"]["weight"]
+        loaded = session.sealed()["state"]["weight"]
         assert torch.equal(loaded["error"], saved["state"]["weight"]["error"] * factor)
         assert torch.equal(loaded["q"], saved["state"]["weight"]["q"])
 

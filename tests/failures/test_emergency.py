@@ -31,10 +31,10 @@ def peer_dies(worker: Worker, look_first: bool) -> dict[str, object] | None:
     train(session, model, worker.rank, range(5, 6))  # a sync round begins, and the peer is gone
     assert session.under_way
     if look_first:
-        session.state_dict()  # must not hide the failure from the training loop
+        session.sealed()  # must not hide the failure from the training loop
     with pytest.raises(thinwire.PeerError):
         train(session, model, worker.rank, range(6, 8))
-    state = session.state_dict()
+    state = session.sealed()
     with pytest.raises(thinwire.PeerError):
         train(session, model, worker.rank, range(8, 9))
     session.load_state_dict(state)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path: Path, seed: int) -> None:
     command = [sys.executable, "-m", "tests.failures.killed", str(tmp_path), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=175, check=False)

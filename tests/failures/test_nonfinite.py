@@ -39,7 +39,7 @@ def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
         for number, value in enumerate(VALUES):
             layer = (0, 2, 6)[number]
             label = f"{method}, {value} in layer {layer}"
-            before, count = session.state_dict(), session.step
+            before, count = session.sealed(), session.step
             hook = poison(model.module, layer, value) if worker.rank == 1 else None
             model.zero_grad()
             square_loss(model, worker.rank, 2).backward()
@@ -49,7 +49,7 @@ def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
             assert not there.isfinite(), f"{label}: the mean is {there}"
             if session.engine.remembers:
                 assert session.step == count, f"{label}: the step was counted"
-            assert_same_memory(before, session.state_dict(), label)
+            assert_same_memory(before, session.sealed(), label)
         model.zero_grad()
         square_loss(model, worker.rank, 3).backward()
         results[method] = flat(p.grad for p in model.parameters())
@@ -71,7 +71,7 @@ def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
         gradient = {name: torch.randn(p.shape, generator=rng) for name, p in named.items()}
         session.average(gradient)
         for value in VALUES:
-            before, count = session.state_dict(), session.step
+            before, count = session.sealed(), session.step
             bad = {name: tensor.clone() for name, tensor in gradient.items()}
             if worker.rank == 0:
                 bad["2.weight"].view(-1)[PLACE] = value
@@ -79,7 +79,7 @@ def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
             label = f"{method}, {value}"
             assert not mean["2.weight"].view(-1)[PLACE].isfinite(), f"{label}: the mean is finite"
             assert session.step == count or not session.engine.remembers, f"{label}: the step was counted"
-            assert_same_memory(before, session.state_dict(), label)
+            assert_same_memory(before, session.sealed(), label)
         results[method] = flat(session.average(gradient).values())
         assert results[method].isfinite().all(), f"{method}: does not recover"
         session.detach()

@@ -52,7 +52,7 @@ def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
         after.load(before.save())
         after.train(worker, range(10, 20))
         results[method], results[f"{method} reference"] = flat(after.model), flat(straight.model)
-        memories = (straight.session.state_dict(), after.session.state_dict())
+        memories = (straight.session.sealed(), after.session.sealed())
         for name, kept in memories[0]["state"].items():
             for field, tensor in kept.items():
                 assert torch.equal(tensor, memories[1]["state"][name][field]), f"{method}: {field} of {name}"

@@ -28,7 +28,7 @@ def resumed(method: str, steps: tuple[int, ...], *, after: int = 0) -> Cohort:
     before = Cohort(method, len(steps), seed=3)
     saved: dict[int, list] = {}
     for step in range(max(steps) + 1):
-        saved[step] = [copy.deepcopy(session.state_dict()) for session in before.sessions]
+        saved[step] = [copy.deepcopy(session.sealed()) for session in before.sessions]
         before.average(before.inputs(step))
     cohort = Cohort(method, len(steps), seed=3)
     take(cohort, after)
@@ -117,8 +117,8 @@ def test_replicated_state_that_differs_is_refused(method: str) -> None:
     if not with_replicated_state(method):
         pytest.skip("keeps no replicated state")
     other.average(other.inputs(77))
-    states = [session.state_dict() for session in cohort.sessions]
-    foreign = other.sessions[1].state_dict()
+    states = [session.sealed() for session in cohort.sessions]
+    foreign = other.sessions[1].sealed()
     fields = type(next(iter(cohort.sessions[1].engine.states._live.values())).state).__dataclass_fields__
     shared = [name for name, field in fields.items() if field.metadata.get("kind") == "replicated"]
     changed = False
@@ -185,7 +185,7 @@ def resume_apart(worker: Worker, kind: str) -> tuple[str, str]:
         session._switch(parse("powersgd(rank=1)"))
     states = []
     for number in range(8):
-        states.append(copy.deepcopy(session.state_dict()))
+        states.append(copy.deepcopy(session.sealed()))
         step(number)
     session.detach()
     session, step = begin()

@@ -310,7 +310,7 @@ def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
                             grad.clone().view(-1).index_fill(0, torch.tensor([7]), torch.inf).view_as(grad)
                         )
                     )
-                before, memory, count = flat(model), session.state_dict(), session.step
+                before, memory, count = flat(model), session.sealed(), session.step
                 scaler.scale(square_loss(model, worker.rank, step)).backward()
                 if hook is not None:
                     hook.remove()
@@ -318,7 +318,7 @@ def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
                 scaler.update()
                 scales.append(scaler.get_scale())
                 if step < 0:
-                    after = session.state_dict()
+                    after = session.sealed()
                     assert not weight.grad.view(-1)[7].isfinite(), f"{label}: the mean is finite"
                     assert torch.equal(before, flat(model)), f"{label}: the step was not skipped"
                     assert session.step == count or not session.engine.remembers, (
@@ -458,7 +458,7 @@ def attach_and_detach(worker: Worker) -> dict[str, torch.Tensor]:
         session.detach()
         assert not lane_threads(), f"left behind: {lane_threads()}"
         assert session.meter.steps == len(STEPS)
-        session.state_dict()
+        session.sealed()
         plain = wrap(copy.deepcopy(model.module))
         again = torch.optim.SGD(plain.parameters(), lr=0.2)
         results[f"{method} detached"] = train(model, worker.rank, STEPS, optimizer=optimizer)

@@ -91,7 +91,7 @@ def one_exchange_a_step(worker: Worker) -> tuple[int, int, list[str]]:
     train(model, worker.rank, range(3))
     before = session.meter.rounds
     square_loss(model, worker.rank, 3).backward()
-    state = session.state_dict()["state"]
+    state = session.sealed()["state"]
     session.detach()
     return session.meter.rounds - before, session.meter.steps, sorted(state)
 

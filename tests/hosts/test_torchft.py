@@ -96,6 +96,7 @@ def learn(
         "slowest": slowest,
         "payload": session.meter.total.payload_bytes / session.meter.steps,
         "dense": session.dense_bytes,
+        "metrics": session.metrics(),
         "log": "\n".join(log),
     }
 
@@ -148,6 +149,8 @@ def test_a_group_is_killed_and_comes_back(method: str, lighthouse: str, tmp_path
     assert replacement["began"] >= at_death[0] + 10, "it did not start from the others' model"
     for value in (first, third, replacement):
         assert value["payload"] < 0.6 * value["dense"]
+        assert value["metrics"]["bytes_sent"] > value["metrics"]["steps"] > 0
+        assert value["metrics"]["ratio_to_dense"] < 1
     assert "group1 left: its residuals are dropped" in first["log"] + third["log"]
     assert "group1 joined with empty residuals" in first["log"] + third["log"]
     assert "group1 starts from a peer's model, with empty residuals" in replacement["log"]

@@ -129,7 +129,7 @@ CONVERGENCE = {
     "gspar(ratio=0.3, reduce='split')",
     "powersgd(rank=1, alternate=True, warm_start=False)",
 }
-SLOW_CONVERGENCE = set(ALSO) - CONVERGENCE
+SLOW_CONVERGENCE = (set(ALSO) - CONVERGENCE) | {str(parse(name)) for name in ("warmup", "route")}
 
 
 def named(predicate) -> list[str]:
@@ -222,6 +222,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.dtype == b.dtype
         and bool((a.view(-1).view(torch.uint8) == b.view(-1).view(torch.uint8)).all())
     )
+
+
+def memory(session: Session) -> dict[str, object]:
+    """All that a session saves, except for its counters, which hold times."""
+    return {field: value for field, value in session.snapshot().items() if field != "counters"}
 
 
 def same_state(a: object, b: object) -> bool:

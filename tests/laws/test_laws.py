@@ -17,6 +17,7 @@ from tests.laws.cohort import (
     SLOW_CONVERGENCE,
     Cohort,
     every,
+    memory,
     named,
     same_bits,
     same_state,
@@ -172,14 +173,14 @@ def test_non_finite_input_leaves_no_trace(method: str) -> None:
     for step in range(2):
         cohort.average(cohort.inputs(step))
         untouched.average(untouched.inputs(step))
-    saved = copy.deepcopy([session.state_dict() for session in cohort.sessions])
+    saved = copy.deepcopy([memory(session) for session in cohort.sessions])
     cases = itertools.product((math.nan, math.inf, -math.inf), ("wide", "vector"), range(3))
     for number, (value, tensor, rank) in enumerate(cases):
         inputs = cohort.inputs(9 + number)
         inputs[rank][tensor].view(-1)[5] = value
         for outputs in cohort.average(inputs):
             assert not outputs[tensor].view(-1)[5].isfinite(), (value, tensor, rank)
-        now = [session.state_dict() for session in cohort.sessions]
+        now = [memory(session) for session in cohort.sessions]
         assert same_state(saved, now), (value, tensor, rank)
     assert same_state(cohort.average(cohort.inputs(2)), untouched.average(untouched.inputs(2)))
 
@@ -209,8 +210,8 @@ def test_state_survives_a_round_trip(method: str, tmp_path) -> None:
         if step >= 10:
             assert same_state(outputs, resumed.average(inputs))
     assert same_state(
-        [session.state_dict() for session in straight.sessions],
-        [session.state_dict() for session in resumed.sessions],
+        [memory(session) for session in straight.sessions],
+        [memory(session) for session in resumed.sessions],
     )
 
 

@@ -136,7 +136,7 @@ def test_after_a_resize_the_mean_momentum_is_what_it_was(method: DGC | HeavyBall
     four, two = Cohort(method, 4, SHAPES), Cohort(method, 2, SHAPES)
     for step in range(3):
         four.average(four.inputs(step))
-    states = [session.state_dict() for session in four.sessions]
+    states = [session.sealed() for session in four.sessions]
     for rank, session in enumerate(two.sessions):
         session.load_state_dict(states[2 * rank : 2 * rank + 2], on_resize="sum")
     old, new = (

@@ -432,7 +432,7 @@ def test_another_number_of_ranks_begins_anew() -> None:
     old = Cohort(LAQ(), 4)
     for step in range(5):
         old.average(old.inputs(step))
-    saved = [session.state_dict() for session in old.sessions]
+    saved = [session.sealed() for session in old.sessions]
     for how, given_to in (("sum", [saved[:2], saved[2:]]), ("drop", [saved[0], saved[3]])):
         new, fresh = Cohort(LAQ(), 2), Cohort(LAQ(), 2)
         for session, state in zip(new.sessions, given_to, strict=True):

@@ -24,6 +24,27 @@ TORCHFT = "tests/hosts/test_torchft_groups.py"
 
 MUTANTS = (
     Mutant(
+        "a resumed run counts from zero",
+        "core/engine.py",
+        "        self.meter.load(counters)\n",
+        "",
+        ("tests/hosts/test_metrics.py",),
+    ),
+    Mutant(
+        "groups of replicas share their keys in a checkpoint",
+        "sessions/rank_keys.py",
+        ' + (f" (group of rank {first})" if first else "")',
+        "",
+        ("tests/integrations/test_dcp.py", "-k", "groups"),
+    ),
+    Mutant(
+        "a replica that has drifted is not saved",
+        "integrations/rank_states.py",
+        '            found["model"] = checkpoint_file.copied(self._model.state_dict(), "model")\n',
+        "",
+        ("tests/integrations/test_accelerate.py",),
+    ),
+    Mutant(
         "topk drops what its code lost",
         "methods/families/feedback.py",
         "            self._error[where] += amount\n",
@@ -186,8 +207,8 @@ MUTANTS = (
     Mutant(
         "an old rank's residual counts in full",
         "sessions/checkpoint.py",
-        "_sum(checked, new_size / old_size)",
-        "_sum(checked, 1.0)",
+        "_sum(found, new_size / old_size)",
+        "_sum(found, 1.0)",
         ("tests/failures/test_checkpoints.py",),
     ),
     Mutant(

@@ -34,7 +34,9 @@ def reports(worker: Path, size: int, *arguments: str) -> list[dict[str, dict[str
         return results
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_an_interface_sends_what_the_meter_says(size: int) -> None:
     reason = namespaces.unavailable()
     if reason:

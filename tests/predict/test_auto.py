@@ -82,7 +82,7 @@ def test_a_slow_link_gets_a_method_on_all_ranks_alike() -> None:
 def resume(worker: Worker, folder: str) -> tuple[str, bool, bool, str]:
     model, optimizer, session = start("20mbit")
     train(model, optimizer, worker.rank, 2)
-    early = session.state_dict()["decided"]
+    early = session.sealed()["decided"]
     train(model, optimizer, worker.rank, auto.STEPS)
     chosen, weights = str(session.method), {k: v.clone() for k, v in model.state_dict().items()}
     file = f"{folder}/rank{worker.rank}.pt"

@@ -76,7 +76,8 @@ def page(browser: playwright.Browser, report: Path, window: dict[str, object]) -
     found.on("console", lambda said: trouble.append(said.text) if said.type != "log" else None)
     found.on("request", lambda request: requests.append(request.url))
     found.goto(report.as_uri())
-    found.wait_for_function(DRAWN)
+    found.wait_for_selector("html[data-drawn]", state="attached")
+    assert found.evaluate(DRAWN)
     yield found
     found.close()
     assert trouble == []
@@ -130,7 +131,7 @@ def test_the_legend_hides_a_method_everywhere(page: playwright.Page) -> None:
         ".filter(t => t.meta === 'fp16').map(t => t.visible ?? true)"
     )
     assert set(page.evaluate(visible)) == {True}
-    page.click("#training ~ .legend button[data-series='fp16']")
+    page.click(".legend button[data-series='fp16']")
     page.wait_for_function(f"{visible}.every(v => v === false)")
     assert page.locator("button[data-series=fp16][aria-pressed=true]").count() == 0
     page.click("input[value='test loss'] + span")
@@ -148,9 +149,35 @@ def test_tables_sort_and_copy(page: playwright.Page) -> None:
     summary.locator(".copy").click()
     page.wait_for_function("!!window.copied")
     rows = page.evaluate("window.copied").splitlines()
-    assert rows[0].startswith("method,accuracy,steps to 97")
+    assert rows[0].startswith("method,accuracy,time to 97")
+    assert rows[0].endswith("compute,compress,network")  # also those that are not shown
     assert re.match(r"powersgd\(rank=2\),0\.97\d{4,}", rows[1])  # not as rounded as it is shown
     assert len(rows) == 1 + len(HANDFUL) + 1
+
+
+def test_a_button_shows_all_columns(page: playwright.Page) -> None:
+    summary = page.locator(".table", has_text="Summary")
+    heads = summary.locator("thead th:visible")
+    assert heads.all_text_contents() == [
+        "method",
+        "accuracy",
+        "time to 97\u00a0%",
+        "speed-up over dense",
+        "median step",
+        "sent per worker",
+    ]
+    summary.locator(".more").click()
+    assert heads.count() == 13
+    summary.locator(".more").click()
+    assert heads.count() == 6
+
+
+def test_the_legend_stays_in_sight(page: playwright.Page) -> None:
+    page.locator("#workers").scroll_into_view_if_needed()
+    box = page.locator("div.legend").bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < 20
+    assert box["height"] < 110
 
 
 def test_the_records_can_be_saved(page: playwright.Page, tmp_path: Path) -> None:
@@ -172,7 +199,7 @@ def test_the_records_can_be_saved(page: playwright.Page, tmp_path: Path) -> None
 def test_it_fits_on_a_phone(page: playwright.Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 375
     too_wide = (
-        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll') && "
+        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, .legend') && "
         "e.getBoundingClientRect().right > 376 && !e.closest('svg')).map(e => e.outerHTML.slice(0, 80))"
     )
     assert page.evaluate(too_wide) == []

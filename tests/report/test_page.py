@@ -58,14 +58,21 @@ def read(text: str) -> Reader:
     return reader
 
 
+def packed(text: str) -> dict[str, bytes]:
+    """What is packed in a page, by the plot it is for or its id."""
+    found = read(text)
+    kinds = [attributes for tag, attributes in found.tags if tag == "script"]
+    return {
+        kind.get("data-for") or kind.get("id") or "records": gzip.decompress(base64.b64decode(script))
+        for kind, script in zip(kinds, found.scripts, strict=True)
+        if kind.get("type") == "application/gzip"
+    }
+
+
 def specs(text: str) -> list[dict]:
     """The plots of a page."""
-    found = read(text)
-    kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
     return [
-        json.loads(script)
-        for kind, script in zip(kinds, found.scripts, strict=True)
-        if kind == "application/json"
+        json.loads(content) for name, content in packed(text).items() if name not in ("records", "plotly")
     ]
 
 
@@ -83,10 +90,28 @@ def test_the_page_asks_for_nothing_from_elsewhere(text: str) -> None:
 
 
 def test_plotly_is_there_once(text: str) -> None:
-    assert len(re.findall(r"\* plotly\.js v", text)) == 1
+    assert text.count('id="plotly"') == 1
+    assert b"* plotly.js v" in packed(text)["plotly"][:100]
     without = comparison.build(Records(made().setting), predict=False)
     assert "no runs in the records" in without
-    assert "plotly.js v" not in without
+    assert 'id="plotly"' not in without
+
+
+def test_the_page_is_small(text: str) -> None:
+    assert len(text.encode()) < 2_300_000
+
+
+def test_there_is_one_legend_with_every_method(text: str) -> None:
+    names = [a["data-series"] for tag, a in read(text).tags if tag == "button" and "data-series" in a]
+    assert names == [each.method for each in (*HANDFUL, BROKEN)]
+
+
+def test_a_warning_stands_beside_the_speed_up() -> None:
+    worse = Entrant("signsgd(scale='rms')", 0.001, 0.0, ceiling=0.8)
+    found = comparison.build(made((*HANDFUL[:2], worse), target=None), predict=False)
+    assert len(re.findall(r'<small class="bad">[0-9.]+ points worse than dense</small>', found)) == 1
+    assert "by more than\n1 point on average" in found
+    assert "points worse" not in comparison.build(made(HANDFUL[:2], target=None), predict=False)
 
 
 def test_every_plot_is_one_that_plotly_accepts(text: str) -> None:
@@ -138,11 +163,7 @@ def test_text_of_records_is_escaped_everywhere() -> None:
 
 
 def test_the_records_are_inside(text: str) -> None:
-    records = made((*HANDFUL, BROKEN), seeds=2)
-    found = read(text)
-    kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
-    packed = found.scripts[kinds.index("application/gzip")]
-    assert gzip.decompress(base64.b64decode(packed)) == to_lines(records)
+    assert packed(text)["records"] == to_lines(made((*HANDFUL, BROKEN), seeds=2))
 
 
 def test_not_a_number_does_not_break_the_page() -> None:
@@ -159,8 +180,20 @@ def test_not_a_number_does_not_break_the_page() -> None:
         Records(made().setting),
         Records(made().setting, [], [], made().runs),
         made(interface=True),
+        made(baseline=False),
+        made(baseline=False, target=None),
     ],
-    ids=["one method", "all failed", "perplexity", "no link", "empty", "no curves", "interface"],
+    ids=[
+        "one method",
+        "all failed",
+        "perplexity",
+        "no link",
+        "empty",
+        "no curves",
+        "interface",
+        "no baseline",
+        "no baseline, no target",
+    ],
 )
 def test_reports_of_unusual_records(records: Records) -> None:
     text = comparison.build(records, predict=False)

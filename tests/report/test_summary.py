@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.report.made import HANDFUL, Entrant, made
 from thinwire.tools.compare.records import Records
-from thinwire.tools.report import words
+from thinwire.tools.report import terminal, words
 from thinwire.tools.report.curves import POINTS, evaluations, thinned, training_loss
 from thinwire.tools.report.plots.tradeoff import frontier
 from thinwire.tools.report.summary import Spread, speed_up, summarise, winner
@@ -129,3 +129,60 @@ def test_the_frontier_has_what_nothing_beats() -> None:
     points = [(10.0, 0.9), (5.0, 0.95), (1.0, 0.8), (5.0, 0.7), (20.0, 0.96)]
     assert frontier(points, made().setting) == [2, 1, 4]
     assert frontier(points, made(measure="perplexity").setting) == [2, 3]
+
+
+WORSE = Entrant("signsgd(scale='rms')", 0.001, 0.0, ceiling=0.93)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_speed_up_with_a_clearly_worse_result_carries_a_warning(seeds: int) -> None:
+    records = made((*HANDFUL[:2], WORSE), target=None, seeds=seeds)
+    dense, fp16, hasty = summarise(records)
+    assert (dense.worse, fp16.worse) == (None, None)
+    assert hasty.speed_up is not None
+    assert hasty.speed_up > 1
+    assert dense.measure is not None
+    assert hasty.measure is not None
+    assert hasty.worse == pytest.approx(dense.measure.mean - hasty.measure.mean)
+    said = words.worse_text(hasty, records.setting)
+    assert said == f"{100 * hasty.worse:.1f} points worse than dense"
+    assert terminal.rows(records)[2][-1].endswith("x !")
+    assert terminal.warnings(records) == [f"! {WORSE.method}: {said}"]
+
+
+def test_one_seed_as_good_as_one_of_the_baselines_is_not_clearly_worse() -> None:
+    records = made((HANDFUL[0], WORSE), target=None, seeds=3)
+    best = max(run.accuracy for run in records.runs)
+    lucky = [
+        replace(run, accuracy=best) if (run.method, run.seed) == (WORSE.method, 1) else run
+        for run in records.runs
+    ]
+    assert summarise(records)[1].worse is not None
+    assert summarise(replace(records, runs=lucky))[1].worse is None
+
+
+def test_a_higher_perplexity_is_worse() -> None:
+    records = made(HANDFUL[:2], target=None, measure="perplexity")
+
+    def with_perplexity(factor: float) -> float | None:
+        base = records.runs[0].perplexity
+        runs = [records.runs[0], replace(records.runs[1], perplexity=factor * base)]
+        return summarise(replace(records, runs=runs))[1].worse
+
+    assert with_perplexity(0.5) is None
+    assert with_perplexity(1.015) is None
+    assert with_perplexity(1.1) == pytest.approx(1.1)
+
+
+def test_runs_to_a_target_are_not_worse() -> None:
+    assert all(one.worse is None for one in summarise(made()))
+
+
+def test_without_a_baseline_the_best_result_is_the_standard() -> None:
+    records = made((WORSE, *HANDFUL[:2]), target=None, baseline=False)
+    summaries = summarise(records)
+    assert all((one.baseline, one.speed_up, one.worse) == (None, None, None) for one in summaries)
+    best = winner(summaries, records.setting)
+    assert best is not None
+    assert best.method == "fp16"
+    assert "within 1 point of the best result" in words.conclusion(summaries, records.setting)

@@ -9,12 +9,13 @@ import torch
 
 from thinwire.averaging.base import Outer
 from thinwire.core.layout import Layout
+from thinwire.core.shards import local
 from thinwire.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter, or a stretch of one."""
+    """A parameter (of a sharded one: this rank's shard), or a stretch of one."""
 
     name: str
     parameter: torch.Tensor
@@ -23,7 +24,7 @@ class Piece:
 
     @property
     def whole(self) -> bool:
-        return self.stop - self.start == self.parameter.numel()
+        return self.stop - self.start == local(self.parameter).numel()
 
     @property
     def key(self) -> str:
@@ -31,10 +32,11 @@ class Piece:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.parameter.shape) if self.whole else (self.stop - self.start,)
+        return tuple(local(self.parameter).shape) if self.whole else (self.stop - self.start,)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same stretch of a tensor with the shape of the parameter; a view of it if it is cut."""
+        tensor = local(tensor)
         return tensor.detach() if self.whole else tensor.detach().view(-1)[self.start : self.stop]
 
 
@@ -122,7 +124,7 @@ def _by_tensors(parameters: Mapping[str, torch.Tensor], count: int) -> list[list
         raise ConfigError(
             f"fragments={count}, but the model has only {len(parameters)} tensors; take fewer fragments"
         )
-    total = sum(parameter.numel() for parameter in parameters.values())
+    total = sum(local(parameter).numel() for parameter in parameters.values())
     lists: list[list[Piece]] = [[]]
     before = 0  # entries in the fragments so far
     left = len(parameters)
@@ -131,26 +133,27 @@ def _by_tensors(parameters: Mapping[str, torch.Tensor], count: int) -> list[list
         needed = count - len(lists) >= left  # each of the remaining tensors needs its own fragment
         if lists[-1] and len(lists) < count and (full or needed):
             lists.append([])
-        lists[-1].append(Piece(name, parameter, 0, parameter.numel()))
-        before += parameter.numel()
+        size = local(parameter).numel()
+        lists[-1].append(Piece(name, parameter, 0, size))
+        before += size
         left -= 1
     return lists
 
 
 def _by_coordinates(parameters: Mapping[str, torch.Tensor], count: int) -> list[list[Piece]]:
-    total = sum(parameter.numel() for parameter in parameters.values())
+    total = sum(local(parameter).numel() for parameter in parameters.values())
     if count > total:
         raise ConfigError(f"groups={count}, but the model has only {total} coordinates; take fewer groups")
     edges = [total * i // count for i in range(count + 1)]
     lists: list[list[Piece]] = [[] for _ in range(count)]
     offset = 0
     for name, parameter in parameters.items():
-        end = offset + parameter.numel()
+        end = offset + local(parameter).numel()
         for number in range(count):
             begin, stop = max(offset, edges[number]), min(end, edges[number + 1])
             if begin < stop:
                 piece = Piece(name, parameter, begin - offset, stop - offset)
-                if not piece.whole and not parameter.is_contiguous():
+                if not piece.whole and not local(parameter).is_contiguous():
                     raise ConfigError(
                         f"{name!r} is not contiguous in memory and cannot be cut: make it contiguous before "
                         "the session begins, or take localsgd"

@@ -19,6 +19,7 @@ from thinwire.core.channel import Channel, Program, StepContext, mark_of, tell_a
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.routing import Group, Router, View, plan
+from thinwire.core.shards import is_first_shard, local
 from thinwire.core.state import SavedState, StateStore
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import frames
@@ -42,7 +43,8 @@ class Engine:
     """One method at work on one set of named tensors.
 
     Args:
-        tensors: names and tensors; names, shapes and types must be equal on all ranks.
+        tensors: names and tensors; names, shapes and types must be equal on all ranks. Of a sharded tensor
+            only this rank's shard counts.
         method: the exchange.
         dense: the exchange for tensors that are too small for the method.
         dense_below: tensors with fewer entries, and short vectors, count as small.
@@ -73,13 +75,14 @@ class Engine:
         self.states = StateStore()
         self.executors: list[ProcessGroupExecutor] = []
         self.rank_info = RankInfo(0, 1)
+        self.first_rank = 0  # of the process group, among all ranks
         self.parameters: dict[str, torch.Tensor] = {}
         self._slots: dict[str, tuple[Slot, torch.dtype]] = {}
         for name, tensor in tensors:
             if name in self._slots:
                 raise ConfigError(f"two parameters have the name {name!r}")
             self.parameters[name] = tensor
-            self._slots[name] = (Slot(name, tuple(tensor.shape), 0), tensor.dtype)
+            self._slots[name] = (Slot(name, tuple(local(tensor).shape), 0), tensor.dtype)
         if not self._slots:
             raise ConfigError("there are no parameters to average")
         self.exchanges = {self.router.exchange_for(slot) for slot, _ in self._slots.values()}
@@ -90,7 +93,7 @@ class Engine:
         self._stale: Mapping[str, torch.Tensor] | None = None
         self._has_gradient = True
         self.confirms = self.remembers  # a session that compares its ranks itself turns this off
-        self._steps_here = 0  # since attach, aborted ones included: equal on all ranks whatever they load
+        self.steps_here = 0  # since attach, aborted ones included: equal on all ranks whatever they load
         self._uncertain = True  # whether all ranks are at the same step
         self._last_layouts: list[Layout] = []
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
@@ -115,6 +118,7 @@ class Engine:
             raise
         self.meter.reset()
         self.rank_info = RankInfo(first.rank(), first.size())
+        self.first_rank = dist.get_process_group_ranks(first)[0]
 
     def agree(self, description: dict[str, Any]) -> None:
         """Raise on every rank if the descriptions differ between ranks."""
@@ -136,6 +140,11 @@ class Engine:
                 "its programs"
             )
         return self.executors[0]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank logs for all: the first one, of a sharded model that with the first shards."""
+        return self.rank_info.rank == 0 and all(map(is_first_shard, self.parameters.values()))
 
     def close(self) -> None:
         """Close the private groups."""
@@ -200,6 +209,7 @@ class Engine:
         views: list[View] = []
         for name, (slot, dtype) in self._slots.items():
             given = tensors[name]
+            given = None if given is None else local(given)
             if given is None:
                 x = torch.zeros(slot.shape, dtype=dtype)
             elif given.is_sparse or tuple(given.shape) != slot.shape or given.dtype != dtype:
@@ -252,19 +262,35 @@ class Engine:
         """The coroutine that averages these views on one rank, for a driver to run."""
         return Timed(self._program(views), self.meter)
 
+    def scatter_program(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> Program:
+        """The coroutine that gives each rank the mean of its own piece; `key` names the pieces."""
+        return Timed(self._scatter(key, pieces, out), self.meter)
+
+    async def _scatter(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        small = out.numel() < self.router.dense_below
+        exchange = self.router.dense if small else self.method
+        ch = Channel(self.rank_info, step=self.step, seed=self.seed, key=key, device=out.device)
+        narrowed = out.dtype == torch.float64 and not exchange.traits.elementwise
+        target = torch.empty_like(out, dtype=torch.float32) if narrowed else out
+        given = [piece.float() for piece in pieces] if narrowed else pieces
+        task, mark = exchange.reduce_scatter(given, target, ch), mark_of(f"{exchange}\n{key}")
+        await together([task], self.rank_info, step=self.step, mark=mark, link=self.link)
+        if narrowed:
+            out.copy_(target)
+
     def end_step(self, committed: bool) -> None:
         """Called when every tensor of the step has been averaged; `committed` if all numbers were finite."""
-        self.meter.count_step()
+        self.meter.count_step(skipped=not committed)
         self._stale = None
         self._has_gradient = True
-        self._steps_here += 1
+        self.steps_here += 1
         self._uncertain = False
         # A method that remembers nothing has no use for a count, nor the data to commit it.
         if committed and self.remembers:
             self.step += 1
         if self.executors and len(self._announced) < 2:
             self._announced.append(self.meter.total.minus(self._before_step))
-            if len(self._announced) == 2 and self.rank_info.rank == 0:
+            if len(self._announced) == 2 and self.speaks:
                 self._announce(*self._announced)
 
     async def _program(self, views: Sequence[View]) -> None:
@@ -281,7 +307,7 @@ class Engine:
 
     def _note(self, groups: Sequence[Group]) -> agreement.Note | None:
         """Where this rank is: in the first step, in every 64th after it, and in the first after a load."""
-        due = self._uncertain or self._steps_here % agreement.EVERY == 0
+        due = self._uncertain or self.steps_here % agreement.EVERY == 0
         if not due or not self.confirms or self.rank_info.size == 1:
             return None
         return agreement.Note(self.step, agreement.digest_of(self._replicated(groups)))
@@ -332,7 +358,7 @@ class Engine:
             return StepContext(self.scale)
 
         def flat(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            pieces = [tensors[name].detach().reshape(-1).float() for name in layout.names]
+            pieces = [local(tensors[name]).detach().reshape(-1).float() for name in layout.names]
             return torch.cat(pieces).to(layout.device)
 
         stale = None if self._stale is None else flat(self._stale)
@@ -378,15 +404,16 @@ class Engine:
         """The part of past gradients that has not been sent yet, by parameter."""
         return self.states.residuals(self.router.exchange_for, self.checkpoint_layouts())
 
-    def replace_state(self, saved: SavedState, step: int, scale: float) -> None:
+    def replace_state(self, saved: SavedState, step: int, scale: float, counters: Mapping[str, Any]) -> None:
         self.states.load(saved)
+        self.meter.load(counters)
         self._uncertain = True
         self.step = step
         self.scale = scale
 
     def wants_gradient(self) -> bool:
         """Whether the next step needs this rank's gradient; the first two do, while DDP makes its buckets."""
-        if self.method.traits.scope != "model" or self.meter.steps < 2:
+        if self.method.traits.scope != "model" or self.steps_here < 2:
             return True
         return any(
             group.exchange.wants_gradient(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -89,6 +90,14 @@ class Exchange(Configured, ABC):
         """The state that is kept between steps for the tensors of `layout`."""
         del layout
         return State()
+
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+        """Write the estimate of the mean of this rank's piece, `pieces[ch.rank]`, over all ranks into `out`.
+
+        All pieces are flat and of one length. A non-finite number in any rank's piece makes `out` non-finite.
+        Asked only of methods whose traits say `scatters`.
+        """
+        raise NotImplementedError(f"{self.name} has no reduce-scatter")
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         """The exchange that serves a tensor; None for the plain dense mean.

@@ -7,13 +7,19 @@ from typing import Any, cast
 
 import torch
 
+from thinwire.core.shards import local
+
 
 def remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors with one number per entry of the parameter, by name, in a fixed order."""
+    """The optimizer's tensors with one number per entry of the parameter, by name, in a fixed order.
+
+    Of a sharded parameter: this rank's shards of them.
+    """
     state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", optimizer.state)
     kept = state.get(parameter, {})
     # A step is a count, equal anyway: a mean would round it.
-    return {name: kept[name] for name in sorted(kept) if name != "step" and _alike(kept[name], parameter)}
+    names = [name for name in sorted(kept) if name != "step" and _alike(kept[name], parameter)]
+    return {name: local(kept[name]) for name in names}
 
 
 def _alike(value: object, parameter: torch.Tensor) -> bool:

@@ -193,6 +193,14 @@ def positive() -> Check:
     return fits
 
 
+def amount() -> Check:
+    def fits(value: object, what: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise StateError(f"{what} is {value!r}, which cannot be: it is a finite number from 0 up")
+
+    return fits
+
+
 def flag() -> Check:
     def fits(value: object, what: str) -> None:
         if not isinstance(value, bool):
@@ -251,6 +259,20 @@ def mapping() -> Check:
     def fits(value: object, what: str) -> None:
         if not isinstance(value, Mapping):
             raise StateError(f"{what} is {described(value)}, not a mapping by parameter")
+
+    return fits
+
+
+def each(fits_one: Check) -> Check:
+    """A mapping of names to values that each fit."""
+
+    def fits(value: object, what: str) -> None:
+        if not isinstance(value, Mapping):
+            raise StateError(f"{what} is {described(value)}, not a mapping by name")
+        for name, item in cast("Mapping[object, object]", value).items():
+            if not isinstance(name, str):
+                raise StateError(f"{what} has a name {name!r} that is not a text")
+            fits_one(item, f"{what} of {name!r}")
 
     return fits
 

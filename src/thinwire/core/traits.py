@@ -27,6 +27,8 @@ class Traits:
     - optimizer: what the method requires of the optimizer: "any", "no momentum" (the method has its own), or
       "plain SGD" (its rule assumes steps of the learning rate times the output)
     - scope: what one run covers: a tensor, a bucket or the whole model
+    - scatters: has `reduce_scatter`, with which every rank gets only its own stretch of the mean; no state
+    - second_gradient: needs the gradient of a batch at older parameters as well (`Session.same_batch`)
     """
 
     consensus: bool = True
@@ -37,6 +39,8 @@ class Traits:
     payload: PayloadSize = "fixed"
     optimizer: OptimizerNeeds = "any"
     scope: Scope = "tensor"
+    scatters: bool = False
+    second_gradient: bool = False
 
     @property
     def exact_mean(self) -> bool:

@@ -44,6 +44,7 @@ class Step:
     def __init__(self, on_end: Callable[[bool], None]) -> None:
         self._on_end: Callable[[bool], None] | None = on_end
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._missing = 1  # the host's own share, given back by `close`
         self._finite = True
         self._error: BaseException | None = None
@@ -54,9 +55,15 @@ class Step:
         with self._lock:
             self._missing += 1
 
-    def close(self) -> None:
-        """The host has submitted the last program of this step."""
-        self._arrive(None, True, None)
+    def close(self, finite: bool = True) -> None:
+        """The host has submitted the last program of this step; `finite` if it knows of no other numbers."""
+        self._arrive(None, finite, None)
+
+    def finite_so_far(self) -> bool:
+        """Before `close`: wait for the rounds of all programs. Whether they have seen only finite numbers."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._missing == 1 or self._error is not None)
+            return self._finite
 
     def park(self, job: Job, finite: bool, resume: Callable[[], None]) -> None:
         self._arrive((job, resume), finite, None)
@@ -77,6 +84,7 @@ class Step:
             self._error = self._error or error
             if parked is not None:
                 self._parked.append(parked)
+            self._changed.notify_all()
             failed, released = self._error, self._parked
             if failed is None and self._missing:
                 return

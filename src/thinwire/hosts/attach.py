@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, cast, overload
 
@@ -99,7 +100,8 @@ def attach(
     if the method has one (from a residual or an older upload).
 
     Args:
-        model: the wrapped model; for a schedule also a bare one, which gets rank 0's parameters and buffers.
+        model: the wrapped model (DDP or FSDP2); for a schedule also a bare one, which gets rank 0's
+            parameters and buffers.
         method: a method string, its JSON, or an object such as `thinwire.methods.TopK(ratio=0.01)`; "auto"
             measures link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
         overlap: for gradients: work during the backward pass (the default); False works in the hook. A
@@ -108,15 +110,26 @@ def attach(
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
             steps that it skips.
-        optimizer: the optimizer in use. A schedule needs it. A method with momentum of its own refuses an
-            optimizer with momentum. If replicas drift, the optimizer's state is averaged with them.
-        process_group: for a bare model: the ranks to synchronise with; None is the default group.
+        optimizer: the optimizer in use, also as Accelerate or Lightning wrap it. A schedule needs it. A
+            method with momentum of its own refuses an optimizer with momentum. If replicas drift, the
+            optimizer's state is averaged with them.
+        process_group: for a bare model: the ranks to synchronise with; None is the default group. For an
+            FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`; None
+            if there is one replica only, sharded over all ranks (see the guide on FSDP2).
         steps: for a schedule: the number of steps of the run, if it is known. Then a warning says whether the
             analysis of `pqasgd`, `spasgd` and `localsgd` covers it (see `thinwire.averaging.conditions`).
         manager: a `torchft.Manager`: average over its replica groups, which come and go, instead of over a
             process group. The model is then a bare one, also for methods that average gradients: that
             happens inside `manager.should_commit()` (see the guide on torchft).
     """
+    optimizer = _unwrapped(optimizer)
+    model = _without_compiler(model)
+    sharded = _is_fsdp(model)
+    if sharded and (manager is not None or (isinstance(method, str) and method.strip() == "auto")):
+        what = "a manager takes bare models" if manager is not None else "auto measures DDP models"
+        raise ConfigError(
+            f"{what}, and this one is sharded by FSDP2: choose a method, and give process_group"
+        )
     if manager is not None and process_group is not None:
         raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
@@ -128,7 +141,7 @@ def attach(
     chosen = parse(method)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
-    if is_scheduled(model) or has_session(model):
+    if is_scheduled(model) or has_session(model) or (sharded and _has_fsdp_session(model)):
         raise ConfigError("this model has a thinwire session already: detach() it first")
     if manager is not None:
         from thinwire.hosts.torchft import attach_managed
@@ -137,6 +150,19 @@ def attach(
             model,
             cast(Exchange | Schedule, chosen),
             manager,
+            seed=seed,
+            dense_below=dense_below,
+            scaler=scaler,
+            optimizer=optimizer,
+        )
+    if sharded and isinstance(chosen, Exchange):
+        from thinwire.hosts.fsdp import attach_fsdp
+
+        return attach_fsdp(
+            model,
+            chosen,
+            process_group,
+            overlap=overlap,
             seed=seed,
             dense_below=dense_below,
             scaler=scaler,
@@ -158,6 +184,10 @@ def attach(
         )
     if not isinstance(chosen, Schedule):
         raise ConfigError(f"{chosen.name} is neither an exchange nor a schedule")
+    if sharded:
+        from thinwire.hosts.fsdp import check_replicas
+
+        check_replicas(model, chosen.name, process_group)
     return attach_schedule(
         model,
         chosen,
@@ -168,3 +198,34 @@ def attach(
         process_group=process_group,
         steps=steps,
     )
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    """The optimizer that takes the steps, inside the wrappers of Accelerate and Lightning."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _without_compiler(model: nn.Module) -> nn.Module:
+    """The model that `torch.compile` was given."""
+    return cast(nn.Module, getattr(model, "_orig_mod", model))
+
+
+def _is_fsdp(model: nn.Module) -> bool:
+    """Whether FSDP2 shards this model or a part of it; its import takes long, so only if it has happened."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(loaded, "FSDPModule", None)
+    if kind is None or not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return False
+    if isinstance(model, kind):
+        return True
+    if any(isinstance(module, kind) for module in model.modules()):
+        raise ConfigError("parts of this model are sharded: call fully_shard on the whole model as well")
+    return False
+
+
+def _has_fsdp_session(model: nn.Module) -> bool:
+    from thinwire.hosts.fsdp import has_fsdp_session
+
+    return has_fsdp_session(model)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,6 +17,7 @@ from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.ddp import attach_gradients
+from thinwire.hosts.watch import Watch
 from thinwire.methods.registry import parse_exchange
 from thinwire.net import frames
 from thinwire.net.costs import Link
@@ -26,7 +25,7 @@ from thinwire.net.link import Links
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import probe as probing
 from thinwire.predict.timeline import Compute
-from thinwire.sessions.base import BaseSession, States
+from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.replicas import Replicas
@@ -68,64 +67,6 @@ class _Options:
         )
 
 
-@dataclass
-class _Watch:
-    """Times the parts of a step, with hooks on the model, its parameters and the optimizer."""
-
-    forward: list[float] = field(default_factory=list[float])
-    backward: list[float] = field(default_factory=list[float])
-    rest: list[float] = field(default_factory=list[float])
-    handles: list[RemovableHandle] = field(default_factory=list[RemovableHandle])
-    _began: float = 0.0
-    _computed: float = 0.0
-    _last_gradient: float = 0.0
-    _stepping: float = 0.0
-
-    def start(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
-        self.handles.append(model.register_forward_hook(self._after_forward))
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                self.handles.append(cast(RemovableHandle, parameter.register_hook(self._on_gradient)))
-        if optimizer is not None:
-            self.handles.append(optimizer.register_step_pre_hook(self._before_update))
-            self.handles.append(optimizer.register_step_post_hook(self._after_update))
-
-    def stop(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
-
-    def begin(self) -> None:
-        self._close()
-        self._began = time.perf_counter()
-
-    def _close(self) -> None:
-        """Record the previous step: its last gradient ended its backward pass, communication aside."""
-        if self._last_gradient:
-            self.forward.append(self._computed - self._began)
-            self.backward.append(self._last_gradient - self._computed)
-        self._last_gradient = 0.0
-
-    def _after_forward(self, module: object, inputs: object, outputs: object) -> None:
-        self._computed = time.perf_counter()
-
-    def _on_gradient(self, gradient: torch.Tensor) -> None:
-        self._last_gradient = time.perf_counter()
-
-    def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
-        self._stepping = time.perf_counter()
-
-    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
-        self.rest.append(time.perf_counter() - self._stepping)
-
-    def compute(self) -> Compute:
-        forward, backward, rest = (
-            statistics.median(times[1:]) if len(times) > 1 else 0.0
-            for times in (self.forward, self.backward, self.rest)
-        )
-        return Compute(forward, backward, rest)
-
-
 class AutoSession(BaseSession):
     """A session that begins with `dense`, measures, and continues with the method that should be fastest.
 
@@ -146,7 +87,7 @@ class AutoSession(BaseSession):
         self._model = model
         self._options = options
         self._throttle: tuple[Links | str, int] | None = None
-        self._watch = _Watch()
+        self._watch = Watch()
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
         self.session = options.attach(model, parse_exchange("dense"))
@@ -163,8 +104,7 @@ class AutoSession(BaseSession):
     def _before_forward(self, module: torch.nn.Module, inputs: object) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
-        self._watch.begin()
-        if self.session.meter.steps >= STEPS:
+        if self.engine.steps_here >= STEPS:
             self._decide()
 
     def _decide(self) -> None:
@@ -204,10 +144,7 @@ class AutoSession(BaseSession):
             return
         before.detach()
         self.session = self._options.attach(self._model, method)
-        for operation, tally in before.meter.by_operation.items():
-            self.session.meter.count(operation, tally)
-        for _ in range(before.meter.steps):
-            self.session.meter.count_step()
+        self.session.meter.load(before.meter.save())
         if self._throttle is not None:
             links, seed = self._throttle
             self.session.throttle(links, seed=seed)
@@ -247,15 +184,14 @@ class AutoSession(BaseSession):
         """The state of the session, and whether the decision has been made."""
         return {**self.session.snapshot(), "decided": self.decided}
 
-    def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
+    def load_sealed(self, states: Sequence[Mapping[str, Any]], on_resize: OnResize | None) -> None:
         """Continue with the checkpoint's method, without another decision, if it had been chosen by then."""
-        first = schema.as_list(state)[0]
-        schema.verify(first)
-        method = first.get("method") if first.get("decided") else None
+        schema.verify(states[0])
+        method = states[0].get("method") if states[0].get("decided") else None
         if not self.decided and isinstance(method, str):
             self._stop_watching()
             self._switch(parse_exchange(method))
-        self.session.load_state_dict(state, on_resize=on_resize)
+        self.session.load_sealed(states, on_resize)
 
     def detach(self) -> None:
         """Stop: remove all hooks and close the private groups. Call it on every rank."""
@@ -298,7 +234,7 @@ def _from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torc
     text = json.dumps(told).encode()[:DECISION_BYTES]
     block[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     block = block.to(device)
-    execute(frames.Broadcast(block, 0, DECISION_BYTES))
+    execute(frames.Broadcast(block, 0, DECISION_BYTES if told else 0))
     try:
         said = json.loads(frames.to_bytes(block.cpu()).rstrip(b"\0"))
     except ValueError:

@@ -73,6 +73,12 @@ def attach_gradients(
         )
     if getattr(model, "mixed_precision", None) is not None:
         raise ConfigError("DDP's own mixed_precision installs a hook of its own: use torch.autocast instead")
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            'torch._dynamo.config.optimize_ddp is "python_reducer": DDP then hands over single gradients '
+            "instead of buckets. Leave it at True, the default, where the model is wrapped in DDP; "
+            "torch.compile works with that"
+        )
     switch = _switches.get(model)
     if has_session(model):
         raise ConfigError("this model has a thinwire session already: detach() it first")

@@ -52,7 +52,7 @@ def attach_schedule(
     module = bare(model)
     session = PeriodicSession(module, method, optimizer, process_group, seed=seed, dense_below=dense_below)
     if isinstance(model, DistributedDataParallel):
-        session.on_detach(_silence(model))
+        session.on_detach(silence(model))
     session.on_detach(watch_optimizer(optimizer, session))
     if scaler is not None:
         session.on_detach(_watch_scaler(scaler, optimizer, session))
@@ -64,8 +64,8 @@ def attach_schedule(
 
 def _tell_conditions(session: PeriodicSession, steps: int | None) -> None:
     """One line on rank 0: a warning if the analysis of the method does not cover what it is asked to do."""
-    rank, size = session.rank_info.rank, session.rank_info.size
-    if rank == 0 and size > 1 and is_analysed(session.method):
+    size = session.rank_info.size
+    if session.speaks and size > 1 and is_analysed(session.method):
         found = conditions(session.method, size, steps)
         (log.warning if found.met is False else log.info)("%s", found)
 
@@ -104,7 +104,7 @@ def _watch_scaler(
     return restore
 
 
-def _silence(model: DistributedDataParallel) -> Callable[[], None]:
+def silence(model: DistributedDataParallel) -> Callable[[], None]:
     """While the session lasts, DDP reduces no gradients and broadcasts no buffers, as under `no_sync()`."""
     ddp = cast(Any, model)
     before = ddp.require_backward_grad_sync

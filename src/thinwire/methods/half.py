@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from thinwire.core import Channel, Exchange, Layout, State, Traits
+from thinwire.methods.dense import mean_of_all
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,14 @@ class _Cast(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(elementwise=True, single_mean=True)
+        return Traits(elementwise=True, single_mean=True, scatters=True)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
         narrow = x.to(self.wire_dtype, copy=True)
         out.copy_(await ch.mean(narrow, narrow))
+
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+        out.copy_(mean_of_all(await ch.scatter([[piece.to(self.wire_dtype)] for piece in pieces])))
 
     @property
     def rounding(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout
+from thinwire.core import Channel, Exchange, Layout, Traits
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep
 
@@ -56,6 +56,10 @@ class LASG(Lazy):
 
     def init(self, layout: Layout) -> LazyState:
         return self.new_state(layout, anchor=True)
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, second_gradient=True)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: LazyState, ch: Channel) -> None:
         step, stale = LazyStep(self, x, state, ch), ch.context.stale

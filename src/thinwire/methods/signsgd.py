@@ -12,7 +12,7 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel, Layout, State, Traits, checks
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce
-from thinwire.methods.families.votes import rms, vote
+from thinwire.methods.families.votes import rms, vote, vote_on_own
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SignSGD(Quantised):
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return Traits(scatters=True)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -66,8 +66,15 @@ class SignSGD(Quantised):
         signs, own = self.encode(x, ch.private_seed())  # sign(g), and this rank's share of m
         majority, told = await vote(signs, own, ch, two_shot=self.two_shot(n, ch.size))
         await ch.commit(all(map(math.isfinite, told)))
-        m = max(told) if self.scale is None else sum(told) / len(told)
-        kernels.sign_unpack(majority, m, n, out)  # out = m sign(sum sign(g))
+        kernels.sign_unpack(majority, self._magnitude(told), n, out)  # out = m sign(sum sign(g))
+
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+        majority, told = await vote_on_own([self.encode(v, ch.private_seed()) for v in pieces], ch)
+        kernels.sign_unpack(majority, self._magnitude(told), out.numel(), out)
+
+    def _magnitude(self, told: Sequence[float]) -> float:
+        mean = sum(told) / len(told)
+        return max(told) if self.scale is None and math.isfinite(mean) else mean
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
         """The votes and the magnitude: 0 for a tensor of zeros, non-finite for a non-finite tensor."""

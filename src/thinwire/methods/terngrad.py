@@ -47,7 +47,7 @@ class TernGrad(Quantised):
 
     @property
     def traits(self) -> Traits:
-        return Traits(unbiased=self.clip is None)
+        return Traits(unbiased=self.clip is None, scatters=True)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:

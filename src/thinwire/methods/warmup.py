@@ -58,7 +58,7 @@ class Warmup(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.method.traits, elementwise=False, single_mean=False)
+        return replace(self.method.traits, elementwise=False, single_mean=False, scatters=False)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ part while the training goes on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,7 @@ import torch.distributed as dist
 
 from thinwire.errors import PeerError
 from thinwire.net.liveness import timeout_of
-from thinwire.net.roll_call import default_store
-
-PAUSE = 0.02
+from thinwire.net.roll_call import default_store, until
 
 
 class Bulletin:
@@ -46,29 +43,26 @@ class Bulletin:
 
     def hear(self, subject: str, *, stop: Callable[[], bool] | None = None) -> list[str]:
         """The answers of all ranks; PeerError names those that are silent until the timeout, or `stop`."""
-        missing = set(range(len(self._ranks)))
-        said = [""] * len(self._ranks)
-        deadline = time.monotonic() + self.timeout
-        pause = PAUSE / 10
-        while True:
-            try:
-                for rank in sorted(missing):
-                    key = f"{self._prefix}/{subject}/{rank}"
-                    if self._store.check([key]):
-                        said[rank] = bytes(self._store.get(key)).decode()
-                        missing.discard(rank)
-            except RuntimeError as error:
-                raise self._no_store(subject) from error
-            if not missing:
-                return said
-            if time.monotonic() > deadline or (stop is not None and stop()):
-                names = ", ".join(str(self._ranks[rank]) for rank in sorted(missing))
-                raise PeerError(
-                    f"{subject} failed on rank {self._ranks[self._me]}: no word from rank {names}: dead, "
-                    "stalled or gone another way. Every rank must take part"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
+        said: dict[int, str] = {}
+
+        def all_heard() -> bool:
+            for rank in range(len(self._ranks)):
+                key = f"{self._prefix}/{subject}/{rank}"
+                if rank not in said and self._store.check([key]):
+                    said[rank] = bytes(self._store.get(key)).decode()
+            return len(said) == len(self._ranks)
+
+        try:
+            complete = until(all_heard, self.timeout, stop)
+        except RuntimeError as error:
+            raise self._no_store(subject) from error
+        if not complete:
+            names = ", ".join(str(self._ranks[rank]) for rank in range(len(self._ranks)) if rank not in said)
+            raise PeerError(
+                f"{subject} failed on rank {self._ranks[self._me]}: no word from rank {names}: dead, "
+                "stalled or gone another way. Every rank must take part"
+            )
+        return [said[rank] for rank in range(len(self._ranks))]
 
     def _no_store(self, subject: str) -> PeerError:
         return PeerError(

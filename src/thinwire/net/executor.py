@@ -50,17 +50,14 @@ class ProcessGroupExecutor:
         if isinstance(op, frames.Commit):
             return op.finite
         begin = time.perf_counter()
-        under_way, mark = self._liveness.under_way, object()
-        under_way[mark] = (op.name, self.label, time.monotonic())
-        try:
-            end = self._barrier(op)
-            answer, cost, length = self._perform(op)
-            if end:
-                sleep_until(end)
-        except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
-            raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
-        finally:
-            del under_way[mark]
+        with _noted(self._liveness, op.name, self.label):
+            try:
+                end = self._barrier(op)
+                answer, cost, length = self._perform(op)
+                if end:
+                    sleep_until(end)
+            except RuntimeError as error:  # torch's own errors of a failed or timed-out collective
+                raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
         if frames.is_counted(op):
             ended = time.perf_counter()
             self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
@@ -89,16 +86,14 @@ class ProcessGroupExecutor:
         begin = time.perf_counter()
         liveness, meter, rank_info, label = self._liveness, self.meter, self.rank_info, self.label
         cost_of_this = self._cost_of
-        under_way, mark = liveness.under_way, object()
-        under_way[mark] = (op.name, label, time.monotonic())
+        under_way = _noted(liveness, op.name, label)
 
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
-            try:
-                future.value()
-            except RuntimeError as error:
-                return done(liveness.diagnose(f"{op.name} of {label}", error))
-            finally:
-                del under_way[mark]
+            with under_way:
+                try:
+                    future.value()
+                except RuntimeError as error:
+                    return done(liveness.diagnose(f"{op.name} of {label}", error))
             cost, length = cost_of_this(op, rank_info)
             ended = time.perf_counter()
             meter.count(op.name, tally(op, cost, length, ended - begin), ended)
@@ -111,22 +106,20 @@ class ProcessGroupExecutor:
     ) -> torch.futures.Future[Any]:
         """The same on threads of the throttle: a thread of the group must not wait for a link."""
         begin, label = time.perf_counter(), self.label
-        under_way, mark = self._liveness.under_way, object()
-        under_way[mark] = (op.name, label, time.monotonic())
+        under_way = _noted(self._liveness, op.name, label)
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def carry_out() -> tuple[float, Callable[[], None]]:
-            try:
-                end = self._barrier(op)
-                _, cost, length = self._perform(op)
-            except RuntimeError as error:
-                failure = self._liveness.diagnose(f"{op.name} of {label}", error)
-                return 0.0, lambda: future.set_result(done(failure))
-            except BaseException as error:  # nobody else would hear of it
-                unforeseen = error
-                return 0.0, lambda: future.set_result(done(unforeseen))
-            finally:
-                del under_way[mark]
+            with under_way:
+                try:
+                    end = self._barrier(op)
+                    _, cost, length = self._perform(op)
+                except RuntimeError as error:
+                    failure = self._liveness.diagnose(f"{op.name} of {label}", error)
+                    return 0.0, lambda: future.set_result(done(failure))
+                except BaseException as error:  # nobody else would hear of it
+                    unforeseen = error
+                    return 0.0, lambda: future.set_result(done(unforeseen))
 
             def finish() -> None:
                 ended = time.perf_counter()
@@ -209,6 +202,15 @@ class ProcessGroupExecutor:
                 split = cast(Any, dist.all_to_all_single)
                 self._wait(split(arrived, joined, list(op.receive), sizes, group=self.group, async_op=True))
                 return list(torch.split(arrived, list(op.receive))), cost, length
+
+
+def _noted(liveness: Liveness, operation: str, of: str) -> contextlib.ExitStack:
+    """Note an operation that begins now. The `with` block in which it ends may be in another thread."""
+    mark = object()
+    liveness.under_way[mark] = (operation, of, time.monotonic())
+    ended = contextlib.ExitStack()
+    ended.callback(liveness.under_way.pop, mark)
+    return ended
 
 
 def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> Any:

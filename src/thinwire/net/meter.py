@@ -6,7 +6,7 @@ import functools
 import operator
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,6 +43,7 @@ class Meter:
       headers, by the algorithms that the backend uses and, on gloo, with its control messages (see
       `costs.py`);
     - `rounds`: collectives issued one after the other; `steps`: averaged steps, aborted ones included;
+      `skipped_steps`: those that were aborted;
     - `seconds`: the sum over all operations, overlapping ones included; `network_seconds`: the time in which
       at least one operation was in flight;
     - `work_seconds`: the time of the methods themselves, from receiving a tensor to its result, without the
@@ -50,6 +51,7 @@ class Meter:
     """
 
     steps: int = 0
+    skipped_steps: int = 0
     work_seconds: float = 0.0
     network_seconds: float = 0.0
     by_operation: dict[str, Tally] = field(default_factory=dict[str, Tally])
@@ -65,10 +67,11 @@ class Meter:
                 self.network_seconds += max(0.0, ended - max(ended - tally.seconds, self._counted_until))
                 self._counted_until = max(ended, self._counted_until)
 
-    def count_step(self) -> None:
+    def count_step(self, *, skipped: bool = False) -> None:
         """Count one step."""
         with self._lock:
             self.steps += 1
+            self.skipped_steps += skipped
 
     def count_work(self, seconds: float) -> None:
         """Count the time of a method's own work."""
@@ -79,9 +82,28 @@ class Meter:
         """Start again from zero."""
         with self._lock:
             self.steps = 0
+            self.skipped_steps = 0
             self.work_seconds = 0.0
             self.network_seconds = 0.0
             self.by_operation.clear()
+
+    def save(self) -> dict[str, Any]:
+        """All counters, for a checkpoint."""
+        with self._lock:
+            return {
+                "steps": self.steps,
+                "skipped_steps": self.skipped_steps,
+                "work_seconds": self.work_seconds,
+                "network_seconds": self.network_seconds,
+                "by_operation": {name: tally._asdict() for name, tally in self.by_operation.items()},
+            }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from the counters that `save` returned."""
+        with self._lock:
+            self.steps, self.skipped_steps = saved["steps"], saved["skipped_steps"]
+            self.work_seconds, self.network_seconds = saved["work_seconds"], saved["network_seconds"]
+            self.by_operation = {name: Tally(**tally) for name, tally in saved["by_operation"].items()}
 
     def __str__(self) -> str:
         """A short table: bytes by operation, all together, and per step."""

@@ -14,6 +14,7 @@ import json
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -22,6 +23,8 @@ import torch.distributed.distributed_c10d as c10d
 
 GRACE_SECONDS = 3.0
 """How long the called ranks have to answer."""
+PAUSE = 0.02
+"""Seconds between two looks into the store."""
 # A call may come any time; the store counts milliseconds in 32 bits.
 _LONG = timedelta(days=20)
 _LEFT = "left"
@@ -83,13 +86,13 @@ class RollCall:
             for rank in range(self._size):
                 store.set(self._key("call", rank), "")
             found: Answers = dict.fromkeys(range(self._size))
-            _until(lambda: self._collect(store, found), GRACE_SECONDS)
+            until(lambda: self._collect(store, found), GRACE_SECONDS)
             record = json.dumps([None if answer is None else vars(answer) for answer in found.values()])
             written = store.compare_set(f"{self._prefix}/verdict", "", record)
             self._verdict = _verdict(bytes(written), self._size)
             # The store may be in this process, which may end now: first let the others read it.
             present = [rank for rank, answer in found.items() if answer and not answer.left]
-            _until(lambda: store.check([self._key("heard", rank) for rank in present]), 1.0)
+            until(lambda: store.check([self._key("heard", rank) for rank in present]), 1.0)
 
     def _collect(self, store: Any, found: Answers) -> bool:
         for rank, answer in found.items():
@@ -107,7 +110,7 @@ class RollCall:
             if not store.check([self._key("here", self._rank)]):
                 store.set(self._key("here", self._rank), _text(self._doing()))
             verdict = f"{self._prefix}/verdict"
-            if _until(lambda: store.check([verdict]), GRACE_SECONDS + 2.0):
+            if until(lambda: store.check([verdict]), GRACE_SECONDS + 2.0):
                 self._verdict = _verdict(bytes(store.get(verdict)), self._size)
             store.set(self._key("heard", self._rank), "")
 
@@ -143,13 +146,15 @@ def _close_all() -> None:
         each.close()
 
 
-def _until(done: Any, seconds: float) -> bool:
-    """Ask again and again until it is done, or for so long."""
+def until(done: Callable[[], bool], seconds: float, stop: Callable[[], bool] | None = None) -> bool:
+    """Ask again and again, soon at first, until it is done; False after so long, or if `stop` says so."""
     deadline = time.monotonic() + seconds
+    pause = PAUSE / 10
     while not done():
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or (stop is not None and stop()):
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
     return True
 
 

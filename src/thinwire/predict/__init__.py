@@ -66,18 +66,29 @@ class BreakEven:
 
 
 def profile_of(
-    method: str, shapes: Shapes, workers: int, *, host: Host = "ddp", overlap: bool = True
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    *,
+    host: Host = "ddp",
+    overlap: bool = True,
+    bucket_bytes: int | None = None,
 ) -> Profile:
     """Like `profile`, measured once and cached."""
     key = tuple((name, tuple(shape)) for name, shape in shapes.items())
-    return _remembered(method, key, workers, host, overlap)
+    return _remembered(method, key, workers, host, overlap, bucket_bytes)
 
 
 @lru_cache(maxsize=512)
 def _remembered(
-    method: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], workers: int, host: Host, overlap: bool
+    method: str,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    workers: int,
+    host: Host,
+    overlap: bool,
+    bucket_bytes: int | None,
 ) -> Profile:
-    return profile(method, dict(shapes), workers, host=host, overlap=overlap)
+    return profile(method, dict(shapes), workers, host=host, overlap=overlap, bucket_bytes=bucket_bytes)
 
 
 def step_seconds(
@@ -126,14 +137,18 @@ def break_even_of(
     *,
     latency: float = 50e-6,
     cores: float = math.inf,
+    dense_compute: Compute | float | None = None,
 ) -> BreakEven:
-    """The bandwidth at which two profiles take equally long, at this latency."""
+    """The bandwidth at which two profiles take equally long, at this latency.
+
+    With `dense_compute`, `compute` is the method's only.
+    """
+    other = compute if dense_compute is None else dense_compute
 
     def gain(bandwidth: float) -> float:
         link = Link(latency, bandwidth)
-        return dense.step_seconds(link, compute, cores=cores) - method.step_seconds(
-            link, compute, cores=cores
-        )
+        own = method.step_seconds(link, compute, cores=cores)
+        return dense.step_seconds(link, other, cores=cores) - own
 
     if method.method == dense.method or gain(SLOWEST) <= 0:
         return BreakEven("never")

@@ -84,6 +84,7 @@ class Player:
         overlap: bool,
         dense_below: int,
         gradients: Mapping[str, torch.Tensor] | None,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.exchange = parse_exchange(method)
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -102,7 +103,9 @@ class Player:
             buckets = [list(self.shapes)]
         else:
             self.driver = "blocking" if not overlap else "direct" if traits.single_mean else "lanes"
-            buckets = ddp_buckets(self.shapes)
+            # A limit that the user sets holds for the first bucket, too.
+            limits = {} if bucket_bytes is None else {"first": bucket_bytes, "cap": bucket_bytes}
+            buckets = ddp_buckets(self.shapes, **limits)
         self.shares = tuple(self._entries(bucket) / max(1, entries) for bucket in buckets)
         session = self._session(RankInfo(0, 1))
         self.data_dependent = session.payload_bytes() is None
@@ -110,6 +113,7 @@ class Player:
         self._router = session.engine.router
         self.whole = traits.scope == "model"
         self.buckets = buckets
+        self._steps: list[int] | None = [STEPS[0]] if traits.payload == "fixed" else None
         if self.whole:
             self.shares = (1.0,)
 
@@ -173,7 +177,7 @@ class Player:
     def play(self, workers: int, repeats: int) -> tuple[tuple[tuple[Job, ...], ...], int | None]:
         """The jobs of a step (of two, if they differ), and after how many steps replicas are averaged.
 
-        Without repeats only the rounds are recorded, and the work after the last one is not done.
+        Without repeats the step is played once, and the work after its commit is not done.
         """
         sample = self._sample(WHOLE_SAMPLE if self.whole else SAMPLE)
         with _one_thread_if_busy():
@@ -184,12 +188,15 @@ class Player:
         return steps, found[0].session.reconcile_every
 
     def _different_steps(self, workers: int) -> list[int]:
-        """Two steps if a method alternates, otherwise one; a small part of the model is enough to tell."""
-        if self.exchange.traits.payload == "fixed":
-            return [STEPS[0]]
-        sample = self._sample(SMALL_SAMPLE)
-        first, second = (self._as_leader(sample, workers, step, 0).jobs for step in STEPS)
-        return [STEPS[0]] if _alike(first, second) else list(STEPS)
+        """Two steps if a method alternates, otherwise one.
+
+        A small part of the model is enough to tell, and any number of workers.
+        """
+        if self._steps is None:
+            sample = self._sample(SMALL_SAMPLE)
+            first, second = (self._as_leader(sample, workers, step, 0).jobs for step in STEPS)
+            self._steps = [STEPS[0]] if _alike(first, second) else list(STEPS)
+        return self._steps
 
     def _as_leader(self, sample: Sample, workers: int, step: int, repeats: int) -> _Played:
         """Play rank 0, or the rank whose broadcast the others wait for."""

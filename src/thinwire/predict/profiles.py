@@ -129,6 +129,7 @@ def profile(
     dense_below: int = 1024,
     gradients: Mapping[str, torch.Tensor] | None = None,
     repeats: int = 10,
+    bucket_bytes: int | None = None,
 ) -> Profile:
     """Run the method's own code for one worker among `workers`, and note operations and work.
 
@@ -140,26 +141,33 @@ def profile(
         overlap, dense_below: as for `attach`.
         gradients: for methods whose bytes depend on the data; normally distributed ones otherwise.
         repeats: measured steps, of which the shortest counts; fewer if the steps are long.
+        bucket_bytes: the limit of DDP's buckets, if it is not the default one.
     """
     if workers < 1:
         raise ConfigError(f"a group has one worker or more, not {workers}")
     with _without_notices():
         player = Player(
-            method, shapes, host=host, overlap=overlap, dense_below=dense_below, gradients=gradients
+            method,
+            shapes,
+            host=host,
+            overlap=overlap,
+            dense_below=dense_below,
+            gradients=gradients,
+            bucket_bytes=bucket_bytes,
         )
         return _profile(player, workers, repeats)
 
 
-def profiles(method: str, shapes: Shapes, counts: Sequence[int], *, repeats: int = 10) -> dict[int, Profile]:
-    """Like `profile` under DDP for several numbers of workers, without measuring the same one twice."""
+def profiles(method: str, shapes: Shapes, counts: Sequence[int]) -> dict[int, Profile]:
+    """Like `profile` under DDP for several numbers of workers, from one step each: quick, with rough times.
+
+    The work of that step tells how it is shared out between the rounds, and how it grows with the workers.
+    """
     if min(counts, default=1) < 1:
         raise ConfigError(f"a group has one worker or more, not {min(counts)}")
     with _without_notices():
         player = Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None)
-        known: dict[int, Profile] = {}
-        for count in sorted(counts):
-            known[count] = _profile(player, count, repeats, known)
-        return {count: known[count] for count in counts}
+        return {count: _played(player, count, 0) for count in counts}
 
 
 @contextmanager
@@ -173,13 +181,10 @@ def _without_notices() -> Generator[None, None, None]:
         log.disabled = before
 
 
-def _profile(
-    player: Player, workers: int, repeats: int, known: Mapping[int, Profile] | None = None
-) -> Profile:
+def _profile(player: Player, workers: int, repeats: int) -> Profile:
     if workers <= MEASURED_WORKERS[-1]:
         return _played(player, workers, repeats)
-    known = known or {}
-    few, many = (known.get(count) or _played(player, count, repeats) for count in MEASURED_WORKERS)
+    few, many = (_played(player, count, repeats) for count in MEASURED_WORKERS)
     only_rounds = _played(player, workers, 0)
     if _kinds(few) == _kinds(many) == _kinds(only_rounds):
         return _extrapolated(few, many, only_rounds)

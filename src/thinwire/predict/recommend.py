@@ -97,6 +97,8 @@ def make_plan(
     *,
     host: predict.Host = "ddp",
     progress: Callable[[str], None] | None = None,
+    bucket_bytes: int | None = None,
+    plain_sgd: bool = True,
 ) -> Plan:
     """Predict every method (or those chosen, and dense) and recommend one.
 
@@ -110,6 +112,8 @@ def make_plan(
         chosen: method strings; none: all, at their defaults.
         host: "ddp" or "average".
         progress: called with each method before it is measured.
+        bucket_bytes: the limit of DDP's buckets, if it is not the default one.
+        plain_sgd: whether a step is the learning rate times the gradient, as some methods assume.
     """
     if workers < 2:
         raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
@@ -124,7 +128,9 @@ def make_plan(
         if progress is not None:
             progress(method)
         try:
-            profiles[method] = predict.profile_of(method, shapes, workers, host=host)
+            profiles[method] = predict.profile_of(
+                method, shapes, workers, host=host, bucket_bytes=bucket_bytes
+            )
         except Exception as error:  # whatever it is: it must not cost the others their rows
             failed[method] = f"{type(error).__name__}: {error}"
             if method == "dense" and isinstance(error, ConfigError):
@@ -148,7 +154,7 @@ def make_plan(
                 own.received_bytes,
                 own.rounds,
                 own.compression_seconds,
-                kept_back(method, own),
+                kept_back(method, own, plain_sgd=plain_sgd),
             )
         )
     rows.sort(key=lambda row: row.step_seconds)
@@ -169,7 +175,7 @@ def proven() -> dict[str, float]:
     return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}
 
 
-def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
+def kept_back(method: str, own: predict.Profile | None = None, *, plain_sgd: bool = True) -> str | None:
     """Why a method is not recommended, however fast it is."""
     exchange = parse_exchange(method)
     traits = exchange.traits
@@ -177,6 +183,7 @@ def kept_back(method: str, own: predict.Profile | None = None) -> str | None:
     reasons = {
         "replicas drift": not traits.consensus or exchange.reconcile_every is not None,
         "keeps the momentum itself": traits.optimizer == "no momentum",
+        "its rule is for plain SGD": traits.optimizer == "plain SGD" and not plain_sgd,
         "unproven in this form": exchange.warning is not None,
         "bytes vary with the gradients": own is not None and own.data_dependent,
         "not in our table": behind is None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,16 +12,17 @@ import torch.distributed as dist
 
 from thinwire import log
 from thinwire.averaging.base import Schedule
-from thinwire.core import schema
+from thinwire.core import checks, schema
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ThinwireError
-from thinwire.net import executor
+from thinwire.net import costs, executor
 from thinwire.net.link import Links
 from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
+from thinwire.sessions import rank_keys
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
@@ -49,7 +52,7 @@ class BaseSession(ABC):
             self.engine.open(process_group, lanes)
         else:
             self.engine.rank_info = rank_info
-        if self.rank_info.rank == 0:
+        if self.engine.speaks:
             for warning in (*warnings, *(exchange.warning for exchange in exchanges)):
                 if warning is not None:
                     log.warning("%s", warning)
@@ -86,18 +89,32 @@ class BaseSession(ABC):
         return self.engine.payload_bytes()
 
     def metrics(self) -> dict[str, float]:
-        """Averages per step so far, under names for a logger."""
+        """Numbers for a logger, of this rank. All but the last two are totals that a resumed run continues.
+
+        - `steps`; `skipped_steps`: those that were aborted because a number was not finite (for a schedule:
+          aborted sync rounds);
+        - `bytes_sent`, `bytes_received`: through this rank's network interface, without TCP/IP headers;
+        - `rounds`: collectives, one after the other; for a schedule also `sync_rounds`;
+        - `waiting_seconds`: at least one collective was in flight. Computation may have gone on meanwhile;
+        - `compression_seconds`: the method's own work, which may overlap with computation as well;
+        - `ratio_to_dense`: `bytes_sent` against a ring all-reduce of all parameters in every step;
+        - `residual_norm`: of what this rank has not sent yet, now; 0 for a method without residuals.
+
+        Call it between two steps. Nothing is sent, and the residuals are read once.
+        """
         meter, total = self.meter, self.meter.total
-        steps = max(meter.steps, 1)
+        dense = meter.steps * costs.all_reduce(self.rank_info.size, self.dense_bytes).sent
+        norms = [float(residual.norm()) / self.engine.scale for residual in self.residuals().values()]
         return {
             "steps": meter.steps,
-            "payload_bytes_per_step": total.payload_bytes / steps,
-            "sent_bytes_per_step": total.sent_bytes / steps,
-            "received_bytes_per_step": total.received_bytes / steps,
-            "rounds_per_step": total.operations / steps,
-            "network_seconds_per_step": meter.network_seconds / steps,
-            "work_seconds_per_step": meter.work_seconds / steps,
-            "payload_share_of_dense": total.payload_bytes / (steps * max(self.dense_bytes, 1)),
+            "skipped_steps": meter.skipped_steps,
+            "bytes_sent": total.sent_bytes,
+            "bytes_received": total.received_bytes,
+            "rounds": total.operations,
+            "waiting_seconds": meter.network_seconds,
+            "compression_seconds": meter.work_seconds,
+            "ratio_to_dense": total.sent_bytes / dense if dense else 0.0,
+            "residual_norm": math.hypot(*norms),
         }
 
     # -- replicas --------------------------------------------------------------------------------------
@@ -133,20 +150,30 @@ class BaseSession(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything that this rank needs to continue bit for bit: tensors, numbers and strings only.
 
-        There is one per rank, because residuals differ. It loads with `torch.load(..., weights_only=True)`,
-        and has a checksum of every tensor.
+        There is one per rank, because residuals differ, and its keys say which: a session is `Stateful`, and
+        `dcp.save({"model": ..., "thinwire": session})` keeps the state of every rank. It also loads with
+        `torch.load(..., weights_only=True)`, and has a checksum of every tensor.
 
         After a failure, such as a `PeerError`, this is the state of the last step that was committed.
         """
+        self._asked, self._expected = self._expected, None
+        if self._asked is not None:
+            size, olds, _ = self._asked
+            return rank_keys.template(olds or [0], size, self.engine.parameters, self.engine.first_rank)
+        return rank_keys.pack(self.sealed(), self.engine.parameters, self.engine.first_rank)
+
+    def sealed(self) -> dict[str, Any]:
+        """The same as one nested mapping, without the rank in its keys."""
         return schema.seal(self.snapshot())
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
-        """A copy like `state_dict()`, without the checksums that take most of its time."""
+        """A copy like `sealed()`, without the checksums that take most of its time."""
 
-    @abstractmethod
     def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
         """Continue from a `state_dict` of this rank; the model, method and rank must be the same.
+
+        A schedule also sets parameters, buffers and the optimizer's state.
 
         With another world size, choose what happens to the residuals:
 
@@ -154,7 +181,36 @@ class BaseSession(ABC):
           each old rank to exactly one new rank (as a list, if a rank gets several), and nothing is lost.
         - `on_resize="drop"`: residuals start at zero; state that is equal on all ranks is kept. Any old
           rank's state will do.
+
+        The local steps of a schedule since its last sync round cannot be loaded with another world size: call
+        `sync()` before you write the checkpoint, or use `on_resize="drop"`.
         """
+        states = [sealed for one in schema.as_list(state) for sealed in rank_keys.unpack(one)]
+        if self._asked is not None:
+            _, olds, how = self._asked
+            self._asked, on_resize = None, how if olds else "drop"
+        self.load_sealed(states, on_resize)
+
+    @abstractmethod
+    def load_sealed(self, states: Sequence[Mapping[str, Any]], on_resize: OnResize | None) -> None:
+        """`load_state_dict` with what `sealed()` returned, of one or several ranks."""
+
+    _expected: tuple[int, list[int], OnResize] | None = None
+    _asked: tuple[int, list[int], OnResize] | None = None  # by the `state_dict` before
+
+    def expect(self, checkpoint: int | str | os.PathLike[str], *, on_resize: OnResize = "sum") -> None:
+        """Before `dcp.load` if the number of ranks may have changed: the folder, or how many ranks wrote it.
+
+        Then `dcp.load` asks for the states of those ranks, each on exactly one of the new ranks. Call it on
+        every rank.
+        """
+        size = checkpoint if isinstance(checkpoint, int) else rank_keys.ranks_in(checkpoint)
+        checks.whole("expect", "the number of ranks", size, 1)
+        if size == self.rank_info.size:
+            self._expected = None
+            return
+        olds = [old for old in range(size) if old % self.rank_info.size == self.rank_info.rank]
+        self._expected = size, olds, on_resize
 
     # -- the network -----------------------------------------------------------------------------------
 

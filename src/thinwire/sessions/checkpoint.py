@@ -14,9 +14,22 @@ from thinwire.core import schema
 from thinwire.core.engine import Engine
 from thinwire.core.state import Entries, SavedState, check_entries
 from thinwire.errors import StateError
+from thinwire.net.meter import Tally
 
-FORMAT = 3
+FORMAT = 4
 OnResize = Literal["sum", "drop"]
+COUNTERS = schema.record(
+    {
+        "steps": schema.whole(),
+        "skipped_steps": schema.whole(),
+        "work_seconds": schema.amount(),
+        "network_seconds": schema.amount(),
+        "by_operation": schema.each(
+            schema.record({**dict.fromkeys(Tally._fields, schema.whole()), "seconds": schema.amount()})
+        ),
+    }
+)
+"""What the meter has counted."""
 
 
 def save(engine: Engine) -> dict[str, Any]:
@@ -29,6 +42,7 @@ def save(engine: Engine) -> dict[str, Any]:
         "seed": engine.seed,
         "step": engine.step,
         "scale": engine.scale,
+        "counters": engine.meter.save(),
         "state": engine.states.entries(),
     }
 
@@ -44,6 +58,7 @@ def engine_schema(engine: Engine) -> schema.Schema:
         "seed": schema.equal(engine.seed),
         "step": schema.whole(),
         "scale": schema.positive(),
+        "counters": COUNTERS,
         "state": schema.mapping(),
     }
 
@@ -141,7 +156,8 @@ def check(
             "each rank loads its own"
         )
     step, scale = int(first["step"]), float(first["scale"])
-    return Checked(lambda: engine.replace_state(saved, step, scale), ranks, old_size, step)
+    counters = first["counters"]
+    return Checked(lambda: engine.replace_state(saved, step, scale, counters), ranks, old_size, step)
 
 
 def _check(engine: Engine, found: Mapping[str, Any], made: bool) -> SavedState:

@@ -56,15 +56,23 @@ def copied(value: Any, what: str) -> Any:
 def write(path: Path, content: Mapping[str, Any]) -> Mark:
     """Write under another name, flush to the disk, and rename."""
 
-    def fill(stream: BinaryIO) -> Mark:
-        stream.write(bytes(START))
-        summing = _Summing(stream)
-        torch.save(dict(content), cast(Any, summing))
-        stream.seek(0)
-        stream.write(MAGIC + HEADER.pack(summing.length, summing.checksum))
-        return Mark(summing.length, summing.checksum)
+    return _atomically(path, lambda stream: _fill(stream, content))
 
-    return _atomically(path, fill)
+
+def encode(content: Mapping[str, Any]) -> bytes:
+    """The bytes of such a file."""
+    stream = io.BytesIO()
+    _fill(stream, content)
+    return stream.getvalue()
+
+
+def _fill(stream: BinaryIO, content: Mapping[str, Any]) -> Mark:
+    stream.write(bytes(START))
+    summing = _Summing(stream)
+    torch.save(dict(content), cast(Any, summing))
+    stream.seek(0)
+    stream.write(MAGIC + HEADER.pack(summing.length, summing.checksum))
+    return Mark(summing.length, summing.checksum)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from thinwire.methods.registry import parse_exchange
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import checkpoint
-from thinwire.sessions.base import BaseSession, States
+from thinwire.sessions.base import BaseSession
 from thinwire.sessions.histogram import Histogram, measure
 from thinwire.sessions.optimizer_checks import check_optimizer
 from thinwire.sessions.replicas import Replicas
@@ -226,17 +226,9 @@ class Session(BaseSession):
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """A copy like `state_dict()`, without the checksums that take most of its time."""
+        """A copy like `sealed()`, without the checksums that take most of its time."""
         return {**checkpoint.save(self.engine), "decided": True}
 
-    def load_state_dict(self, state: States, *, on_resize: checkpoint.OnResize | None = None) -> None:
-        """Continue from a `state_dict` of this rank; the model, method and rank must be the same.
-
-        With another world size, choose what happens to the residuals:
-
-        - `on_resize="sum"`: this rank gets the sum of the residuals of the given states. Pass the state of
-          each old rank to exactly one new rank (as a list, if a rank gets several), and nothing is lost.
-        - `on_resize="drop"`: residuals start at zero; state that is equal on all ranks is kept. Any old
-          rank's state will do.
-        """
-        checkpoint.load(self.engine, state, on_resize)
+    def load_sealed(self, states: Sequence[Mapping[str, Any]], on_resize: checkpoint.OnResize | None) -> None:
+        """`load_state_dict` with what `sealed()` returned, of one or several ranks."""
+        checkpoint.load(self.engine, states, on_resize)

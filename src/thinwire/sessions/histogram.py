@@ -16,6 +16,7 @@ import torch
 
 from thinwire.core.channel import Program
 from thinwire.core.requests import added
+from thinwire.core.shards import local
 from thinwire.errors import ConfigError, DisagreementError
 from thinwire.net.rank_info import RankInfo
 
@@ -122,7 +123,7 @@ def measure(
     """What one rank does to learn the histogram: a coroutine for a driver; appends it to `result`."""
     if ratio is not None:
         _checked(ratio)
-    return _measure([tensor.detach().reshape(-1) for tensor in tensors], ratio, rank_info, result)
+    return _measure([local(tensor).detach().reshape(-1) for tensor in tensors], ratio, rank_info, result)
 
 
 async def _measure(

@@ -51,9 +51,8 @@ def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimiz
     if not counting or optimizer is None:
         return []
     name = type(optimizer).__name__
-    plain = isinstance(optimizer, torch.optim.SGD) and not any(map(_momentum, optimizer.param_groups))
     found: list[str] = []
-    if not plain:
+    if not is_plain_sgd(optimizer):
         found.append(
             f"{counting[0]} skips uploads by a rule for steps that are the learning rate times the gradient; "
             f"with {name} (momentum or adaptive steps) its guarantees do not hold, and more or fewer uploads "
@@ -62,6 +61,11 @@ def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimiz
     if len({group.get("lr") for group in optimizer.param_groups}) > 1:
         found.append(f"{counting[0]} measures steps without the learning rate: {name} has several")
     return found
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is the learning rate times the gradient."""
+    return isinstance(optimizer, torch.optim.SGD) and not any(map(_momentum, optimizer.param_groups))
 
 
 def _momentum(group: dict[str, Any]) -> str | None:

@@ -18,6 +18,7 @@ from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRoun
 from thinwire.core.agreement import EVERY, digest_of
 from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.core.engine import Engine
+from thinwire.core.shards import is_first_shard, is_sharded, local, named_shards
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.dense import Dense
@@ -25,7 +26,7 @@ from thinwire.net.costs import Link
 from thinwire.net.meter import Tally, Timed
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import periodic_checkpoint
-from thinwire.sessions.base import BaseSession, States
+from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.replicas import Replicas
 
@@ -75,7 +76,7 @@ class PeriodicSession(BaseSession):
         self.optimizer = optimizer
         self.aborted = 0
         self.sync_rounds = 0
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = named_shards((name, p) for name, p in model.named_parameters() if p.requires_grad)
         check_parameters(self.parameters, optimizer, method)
         self._model = model
         self._optimizer_tensors = OptimizerTensors(optimizer)
@@ -145,6 +146,11 @@ class PeriodicSession(BaseSession):
         return self.clock.step
 
     @property
+    def speaks(self) -> bool:
+        """Whether this rank logs for all."""
+        return self.rank_info.rank == 0 and all(map(is_first_shard, self.parameters.values()))
+
+    @property
     def buffers(self) -> dict[str, torch.Tensor]:
         """The model's buffers that are averaged."""
         if not self.method.buffers:
@@ -186,6 +192,11 @@ class PeriodicSession(BaseSession):
         """The payload per step, after the warm-up and before cycles grow; None if it depends on the data."""
         total = self.cycle_bytes()
         return None if total is None else total / self.method.period
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for a logger; see `Session.metrics`."""
+        counted = {"skipped_steps": self.aborted, "sync_rounds": self.sync_rounds}
+        return {**super().metrics(), **counted}
 
     def replicas(self) -> Replicas:
         """This rank's parameters, once sync rounds under way have arrived."""
@@ -404,7 +415,7 @@ class PeriodicSession(BaseSession):
         for block, _ in sync_round.results():
             block.write(block.anchor)
             self._optimizer_tensors.forget(block.pieces, only_if_not_finite=True)
-        if self.rank_info.rank == 0:
+        if self.speaks:
             log.warning(
                 "the sync round after step %d is aborted: a rank's parameters were not finite. All ranks go "
                 "back to the model of the sync round before (%d aborted so far)",
@@ -413,7 +424,7 @@ class PeriodicSession(BaseSession):
             )
 
     def _announce(self, first: Tally) -> None:
-        if self._announced or self.rank_info.rank != 0:
+        if self._announced or not self.speaks:
             return
         self._announced = True
         payload = first.payload_bytes + first.overhead_bytes
@@ -433,7 +444,7 @@ class PeriodicSession(BaseSession):
     # -- checkpoints and the end -----------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """A copy like `state_dict()`, without the checksums that take most of its time.
+        """A copy like `sealed()`, without the checksums that take most of its time.
 
         It holds the optimizer's state, anchors, outer momentum, counters, residuals, buffers, sync rounds
         under way, and the parameters that differ from the anchor.
@@ -441,15 +452,10 @@ class PeriodicSession(BaseSession):
         self._forget_failed()
         return periodic_checkpoint.save(self)
 
-    def load_state_dict(self, state: States, *, on_resize: OnResize | None = None) -> None:
-        """Continue from a `state_dict` of this rank; also sets parameters, buffers and the optimizer's state.
-
-        With another world size see `Session.load_state_dict`. The local steps of the old ranks since their
-        last sync round cannot be loaded then: call `sync()` before you write the checkpoint, or use
-        `on_resize="drop"`.
-        """
+    def load_sealed(self, states: Sequence[Mapping[str, Any]], on_resize: OnResize | None) -> None:
+        """`load_state_dict` with what `sealed()` returned, of one or several ranks."""
         self._forget_failed()
-        periodic_checkpoint.load(self, state, on_resize)
+        periodic_checkpoint.load(self, states, on_resize)
         self._confirmed = False
 
     def detach(self) -> None:
@@ -471,10 +477,11 @@ def check_parameters(
             raise ConfigError(
                 f"{name!r} is {parameter.dtype}: {method.name} averages real floating-point numbers"
             )
-        if parameter.is_sparse or type(parameter.data) is not torch.Tensor:
+        plain = type(parameter.data) is torch.Tensor or is_sharded(parameter)
+        if parameter.is_sparse or not plain:
             raise ConfigError(
-                f"{name!r} is a {type(parameter.data).__name__}, not a plain dense tensor: {method.name} "
-                "needs a whole replica on every rank, not a sharded one"
+                f"{name!r} is a {type(parameter.data).__name__}: {method.name} averages plain dense tensors "
+                "and the shards of FSDP2"
             )
     known = {id(parameter) for parameter in parameters.values()}
     trained = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
@@ -496,11 +503,11 @@ def _arrived() -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return local(tensor).numel() * tensor.element_size()
 
 
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:
-    return [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+    return [name, list(local(tensor).shape), str(tensor.dtype).removeprefix("torch.")]
 
 
 PORTION_BYTES = 64 * 2**20
@@ -510,7 +517,7 @@ def _portions(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Lists of tensors on one device, of about one portion each; empty tensors are omitted."""
     portions: list[list[torch.Tensor]] = []
     room = 0
-    for tensor in tensors:
+    for tensor in map(local, tensors):
         if not tensor.numel():
             continue
         if room < _bytes(tensor) or portions[-1][0].device != tensor.device:

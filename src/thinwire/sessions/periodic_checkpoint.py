@@ -12,6 +12,7 @@ from thinwire.averaging.clock import COUNTERS
 from thinwire.averaging.fragments import Block
 from thinwire.averaging.sync_round import SyncRound
 from thinwire.core import schema
+from thinwire.core.shards import local, local_state, sharded_like
 from thinwire.errors import StateError
 from thinwire.sessions import checkpoint
 from thinwire.sessions.checkpoint import Checked, OnResize
@@ -19,7 +20,7 @@ from thinwire.sessions.checkpoint import Checked, OnResize
 if TYPE_CHECKING:
     from thinwire.sessions.periodic import PeriodicSession
 
-FORMAT = 3
+FORMAT = 4
 Tensors = dict[str, torch.Tensor]
 
 
@@ -36,7 +37,7 @@ def save(session: PeriodicSession) -> dict[str, Any]:
         "velocities": _copy(_velocities(session.blocks)),
         "replica": _drifted(session.blocks),
         "buffers": _copy(session.all_buffers),
-        "optimizer": copy.deepcopy(session.optimizer.state_dict()),
+        "optimizer": copy.deepcopy(local_state(session.optimizer.state_dict())),
         "under_way": [_saved_round(sync_round) for sync_round, _ in session.under_way],
     }
 
@@ -91,7 +92,7 @@ def _checked(session: PeriodicSession, given: object, on_resize: OnResize | None
 
 def _apply(session: PeriodicSession, state: Mapping[str, Any], resized: bool) -> None:
     under_way = [] if resized else [_loaded_round(session, one) for one in state["under_way"]]
-    session.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+    session.optimizer.load_state_dict(_resharded(session.optimizer, copy.deepcopy(state["optimizer"])))
     session.clock.load(state["clock"])
     session.sync_rounds, session.aborted = int(state["sync_rounds"]), int(state["aborted"])
     with torch.no_grad():
@@ -215,12 +216,23 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
         if not isinstance(index, int) or not 0 <= index < len(parameters) or not isinstance(kept, Mapping):
             raise StateError(f"{what} has something for parameter {index!r}, which is not there")
         for name, value in cast("Mapping[str, object]", kept).items():
-            expected = parameters[index].shape
+            expected = local(parameters[index]).shape
             if isinstance(value, torch.Tensor) and name in _PER_ENTRY and value.shape != expected:
                 raise StateError(
                     f"{what} has a {name!r} of shape {tuple(value.shape)} for a parameter of shape "
                     f"{tuple(expected)}"
                 )
+
+
+def _resharded(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Shards of sharded parameters' states become sharded tensors again."""
+    parameters = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
+    for index, kept in cast("dict[int, dict[str, Any]]", state["state"]).items():
+        shape = local(parameters[index]).shape
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and name != "step" and value.shape == shape:
+                kept[name] = sharded_like(value, parameters[index])
+    return state
 
 
 def _length(group: object) -> int:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core.channel import Channel, Program, mark_of, together
 from thinwire.core.optimizer_state import remembered
+from thinwire.core.shards import local
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
@@ -47,13 +48,13 @@ class Replicas:
 
     def spread(self, rank_info: RankInfo, step: int, link: Link, result: list[float]) -> Program:
         """Appends the largest distance of a rank's parameters from their mean, relative to its norm."""
-        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in self._parameters.values()])
+        flat = torch.cat([local(tensor).detach().reshape(-1).float() for tensor in self._parameters.values()])
         ch = Channel(rank_info, step=step, seed=0, key="", device=flat.device)
         return together([_spread(flat, ch, result)], rank_info, step=step, mark=mark_of("spread"), link=link)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """By name, in an order that is equal on all ranks."""
-        found = dict(self._parameters)
+        found = {name: local(parameter) for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
             if self._optimizer is not None:
                 kept = remembered(self._optimizer, parameter)

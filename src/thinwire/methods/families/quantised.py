@@ -86,7 +86,7 @@ class Quantised(Exchange):
 
     @property
     def traits(self) -> Traits:
-        return Traits(unbiased=not self.feedback, conserves=self.feedback)
+        return Traits(unbiased=not self.feedback, conserves=self.feedback, scatters=not self.feedback)
 
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
@@ -114,6 +114,22 @@ class Quantised(Exchange):
         again = self.encode_padded(reduced, longest, ch.private_seed() - 1)
         gathered = await ch.gather(again)
         return TwoShotMean(self, stretches, coded, ch.rank, reduced, longest, gathered)
+
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+        """The first of two shots. A rank does not code its own piece for itself."""
+        received = await self._scattered(pieces, ch)
+        if not self.finite(received):
+            out.fill_(torch.nan)
+            return
+        mean = pieces[ch.rank].float() / ch.size
+        others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
+        if others:
+            mean += self.decode(others, mean.numel()) * ((ch.size - 1) / ch.size)
+        out.copy_(mean)
+
+    async def _scattered(self, pieces: Sequence[torch.Tensor], ch: Channel) -> list[list[torch.Tensor]]:
+        """The codes of this rank's piece by all ranks."""
+        return await ch.scatter([self.encode(v, ch.private_seed() + to) for to, v in enumerate(pieces)])
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         if not self.two_shot(layout.numel, size):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from thinwire.core import Exchange, Slot, Traits
+from thinwire.core.shards import parameter_name
 from thinwire.core.traits import OptimizerNeeds, PayloadSize
 from thinwire.errors import ConfigError
 
@@ -30,7 +31,7 @@ _CONDITION = re.compile(r"(numel|ndim)\s*(<=|>=|==|<|>)\s*(\d+)")
 def fits(condition: str, slot: Slot) -> bool:
     comparison = _CONDITION.fullmatch(condition.strip())
     if comparison is None:
-        return fnmatch.fnmatchcase(slot.name, condition)
+        return fnmatch.fnmatchcase(parameter_name(slot.name), condition)
     what, sign, number = comparison.groups()
     return _COMPARE[sign](slot.numel if what == "numel" else len(slot.shape), int(number))
 
@@ -58,4 +59,5 @@ def joint_traits(every: Sequence[Traits]) -> Traits:
         payload=SIZES[max(SIZES.index(traits.payload) for traits in every)],
         optimizer=NEEDS[max(NEEDS.index(traits.optimizer) for traits in every)],
         scope="model" if any(traits.scope == "model" for traits in every) else "tensor",
+        second_gradient=any(traits.second_gradient for traits in every),
     )

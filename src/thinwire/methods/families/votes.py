@@ -32,6 +32,12 @@ async def vote(
     return torch.cat([parts[0] for parts in everything])[: bits.numel()], _magnitudes(received)
 
 
+async def vote_on_own(pieces: Sequence[Parts], ch: Channel) -> tuple[torch.Tensor, list[float]]:
+    """The same for this rank's piece alone: bits and magnitude of the piece for each rank."""
+    received = await ch.scatter(pieces)
+    return _majority(received, 0, ch), _magnitudes(received)
+
+
 def _majority(received: Sequence[Parts], begin: int, ch: Channel) -> torch.Tensor:
     """The counted votes. The received ones begin at byte `begin` of the tensor's votes."""
     votes = [bits for bits, magnitude in received if float(magnitude) != 0]

@@ -10,6 +10,7 @@ from thinwire.tools.cli.lab import lab
 from thinwire.tools.cli.methods import methods
 from thinwire.tools.cli.plan import plan
 from thinwire.tools.cli.report import report
+from thinwire.tools.cli.run import run
 from thinwire.tools.cli.study import study
 from thinwire.tools.cli.usage_errors import OneLineErrors
 from thinwire.version import __version__
@@ -42,6 +43,8 @@ def main(
     """What all commands have in common."""
 
 
+# All that follows the script is the script's.
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(compare)
 app.command()(report)
 app.command()(plan)

@@ -25,6 +25,7 @@ from thinwire.tools.cli.show import (
 if TYPE_CHECKING:
     from thinwire.tools.compare.records import Records
     from thinwire.tools.compare.settings import Comparison
+    from thinwire.tools.compare.settings import Script as OwnScript
 
 Chosen = Annotated[
     list[str] | None,
@@ -33,9 +34,8 @@ Chosen = Annotated[
         "--method",
         "-m",
         help='Such as "topk(ratio=0.01),qsgd(bits=4)"; may be given several times. "auto" measures and '
-        'chooses itself; "alone" is a worker without the others. In a lab also PyTorch\'s own: pytorch, '
-        "pytorch-fp16, pytorch-powersgd. Default: six "
-        "methods, one of each kind.",
+        'chooses itself; "alone" is a worker without the others. PyTorch\'s own are pytorch, '
+        "pytorch-fp16 and pytorch-powersgd. Default: six methods, one of each kind.",
     ),
 ]
 Link = Annotated[
@@ -73,12 +73,42 @@ MomentumBefore = Annotated[
 Seeds = Annotated[
     int, typer.Option(min=1, help="Runs of each method, each with its own weights and batches.")
 ]
+Against = Annotated[
+    Literal["none", "dense", "pytorch"] | None,
+    typer.Option(
+        help="What speed-ups are against; it is run too. Default: pytorch (plain DDP) if it is among the "
+        "methods, otherwise dense."
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Keep the runs in --out that have ended; train only the rest.")
 ]
 
 
+Script = Annotated[
+    str | None,
+    typer.Argument(help="Your training script, instead of --model and --data.", show_default=False),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(help='For the script, after --; "{seed}" is the number of the seed.', show_default=False),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        help='A value in what the script prints: "val_loss=([0-9.]+)"; may be given several times. Those of '
+        "thinwire.record are found without it.",
+    ),
+]
+Module = Annotated[bool, typer.Option("--module", help="SCRIPT is a module, as in python -m.")]
+
+
 def compare(
+    script: Script = None,
+    arguments: Arguments = None,
+    metric: Metrics = None,
+    module: Module = False,
     methods: Chosen = None,
     workers: Workers = 4,
     link: Link = "100mbit",
@@ -102,16 +132,21 @@ def compare(
     momentum: Momentum = 0.0,
     momentum_before: MomentumBefore = 0.0,
     seeds: Seeds = 1,
+    baseline: Against = None,
     out: Annotated[Path, typer.Option(help="The folder for records, CSV and report.")] = Path("out/compare"),
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the same model with each method over your link; see accuracy, bytes and time side by side."""
+    """Train the same model with each method over your link; see accuracy, bytes and time side by side.
+
+    With your own script: thinwire compare train.py --link 50mbit -m "dense,topk" -- ARGS
+    """
     with errors():
         from thinwire.tools.compare.settings import Comparison, resolve_methods
 
+        own = own_script(script, arguments, metric, module=module)
         asked = Comparison(
-            methods=resolve_methods(methods or ()),
+            methods=resolve_methods(methods or (), baseline),
             workers=workers,
             link=link,
             model=model,
@@ -128,6 +163,8 @@ def compare(
             momentum_before=momentum_before,
             seeds=seeds,
             command=command_line(),
+            baseline=baseline != "none",
+            script=own,
         )
         records = carry_out(asked, out, resume=resume)
     from thinwire.tools.report.summary import summarise
@@ -138,6 +175,20 @@ def compare(
         show_records(records, out)
     if all(one.failed is not None for one in records.runs):
         raise typer.Exit(1)
+
+
+def own_script(
+    path: str | None, arguments: list[str] | None, metrics: list[str] | None = None, *, module: bool = False
+) -> OwnScript | None:
+    """The script to train with, if one is given."""
+    from thinwire.tools.compare.settings import Script
+    from thinwire.tools.script.output import read_patterns
+
+    if path is not None:
+        return Script(path, tuple(arguments or ()), module, read_patterns(metrics or ()))
+    if metrics or module:
+        raise ConfigError(f"{'--metric' if metrics else '--module'} is for a script of yours: name it")
+    return None
 
 
 def command_line() -> str:
@@ -161,7 +212,7 @@ def carry_out(asked: Comparison, out: Path, *, resume: bool) -> Records:
     except (KeyboardInterrupt, SystemExit):
         typer.echo(f"thinwire: interrupted; {out} has the runs that had ended: go on with --resume", err=True)
         raise
-    write_csv(out / "runs.csv", records.runs)
+    write_csv(out / "runs.csv", records)
     report.write(records, out / "report.html")
     return records
 
@@ -172,13 +223,16 @@ def show_records(records: Records, out: Path) -> None:
 
     setting = records.setting
     title = (
-        f"{setting.model} on {setting.dataset}, {setting.parameters:,} parameters, "
+        f"{setting.task}, {setting.parameters:,} parameters, "
         f"{setting.workers} workers, link {setting.link}; bytes and times per step and worker"
+        + (f"; speed-up over {records.baseline}" if records.baseline else "")
     )
-    table(title, terminal.header(setting), terminal.rows(records))
+    table(title, terminal.header(records), terminal.rows(records))
     for one in records.runs:
         if one.failed is not None:
             console().print(f"{one.method} failed: {one.failed}", markup=False)
+    for line in terminal.warnings(records):
+        console().print(line, markup=False)
     if setting.target is not None:
         console().print("steps and time: until the target accuracy was reached", markup=False)
     console().print(f"Report: {out / 'report.html'}; records and CSV are beside it.", markup=False)

@@ -6,21 +6,37 @@ import importlib
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.tools.cli.compare import Module, own_script
 from thinwire.tools.cli.show import AsJson, Methods, console, errors, print_json, progress, table
 
 if TYPE_CHECKING:
     from thinwire.net.costs import Link
     from thinwire.predict.recommend import Plan
+    from thinwire.predict.timeline import Compute
+    from thinwire.tools.compare.settings import Script
 
+SCRIPT_STEPS = 8
+"""The first does not count: it compiles and allocates."""
 _MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
 def plan(
+    script: Annotated[
+        str | None,
+        typer.Argument(
+            help="Your training script: a few of its steps say what --model and --step-time would.",
+            show_default=False,
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For the script, after --.", show_default=False)
+    ] = None,
+    module: Module = False,
     model: Annotated[
         str, typer.Option(help="A function that returns your torch.nn.Module, such as mymodel:build.")
     ] = "",
@@ -45,13 +61,24 @@ def plan(
     methods: Methods = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict every method's step time on your model and link, and recommend one."""
+    """Predict every method's step time on your model and link, and recommend one.
+
+    With your own script: thinwire plan train.py --link 50mbit --workers 8 -- ARGS
+    """
     with errors():
         from thinwire.predict import recommend as planning
         from thinwire.tools.compare.settings import split
 
-        found = _shapes(model, parameters, shapes)
-        compute = planning.seconds_of(step_time)
+        own = own_script(script, arguments, module=module)
+        if own is not None:
+            if model or parameters or shapes or step_time != "0s" or probe:
+                raise ConfigError(
+                    "the script says what the model is and how long a step takes: leave out "
+                    "--model, --parameters, --shapes, --step-time and --probe"
+                )
+            trained = _of_script(own)
+        else:
+            trained = Trained(_shapes(model, parameters, shapes), planning.seconds_of(step_time))
         if probe:
             measured, workers, rank = _probed()
             if rank != 0:
@@ -61,12 +88,80 @@ def plan(
         asked = [part for text in methods or () for part in split(text)] or planning.candidates()
         with progress(len(asked) + 1) as advance:
             made = planning.make_plan(
-                found, workers, measured, compute, asked, progress=lambda name: advance(name, 1)
+                trained.shapes,
+                workers,
+                measured,
+                trained.compute,
+                asked,
+                progress=lambda name: advance(name, 1),
+                bucket_bytes=trained.bucket_bytes,
+                plain_sgd=trained.plain_sgd,
             )
     if as_json:
         print_json(made.to_json())
     else:
+        if trained.said:
+            console().print(trained.said, markup=False)
         _show(made)
+
+
+class Trained(NamedTuple):
+    """What is to be trained, and how."""
+
+    shapes: dict[str, tuple[int, ...]]
+    compute: Compute | float
+    bucket_bytes: int | None = None
+    plain_sgd: bool = True
+    said: str = ""
+
+
+def _of_script(own: Script) -> Trained:
+    """Take some steps of the script in one worker, without any communication."""
+    import tempfile
+    from pathlib import Path
+
+    from thinwire.hosts.scripts import ALONE
+    from thinwire.predict.recommend import duration
+    from thinwire.predict.timeline import Compute
+    from thinwire.tools.cli.run import check_script
+    from thinwire.tools.script.launch import launch
+    from thinwire.tools.script.messages import Ended, Job, Reported
+
+    found: list[Ended] = []
+
+    def note(rank: int, message: Reported) -> None:
+        if isinstance(message, Ended):
+            found.append(message)
+
+    job = Job(
+        script=check_script(own.path, module=own.module),
+        module=own.module,
+        arguments=own.arguments,
+        method=ALONE,
+        steps=SCRIPT_STEPS,
+        follow=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as logs:
+        failed = launch(job, 1, note, logs=Path(logs))
+    if failed is not None:
+        raise ThinwireError(f"the script failed:\n{failed.text}")
+    (ended,) = found
+    if not ended.models:
+        raise ConfigError("the script trained no DistributedDataParallel model: there is nothing to plan for")
+    if ended.steps < 2:
+        raise ConfigError(f"the script took {ended.steps} optimizer steps: a plan needs two or more to time")
+    forward, backward, _ = ended.compute
+    first = ended.models[0]
+    # Nothing was sent, so all the rest of a step is the script's own work: the optimizer, loading data.
+    compute = Compute(forward, backward, max(0.0, ended.step_seconds - forward - backward))
+    shapes = {name: shape for one in ended.models for name, shape in one.shapes.items()}
+    said = (
+        f"{own.path}: {ended.steps} steps of one worker, forward {duration(forward)}, backward "
+        f"{duration(backward)}, rest {duration(compute.rest)}; {first.optimizer or 'no optimizer found'}"
+    )
+    if first.bucket_bytes is not None:
+        said += f"; buckets of {first.bucket_bytes / 2**20:g} MiB"
+    return Trained(shapes, compute, first.bucket_bytes, first.plain_sgd, said)
 
 
 def _given(text: str) -> Link:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from thinwire.tools import units
-from thinwire.tools.compare.records import Evaluation, Setting, Step
-from thinwire.tools.compare.runner import Observer
+from thinwire.tools.compare.observer import Observer
+from thinwire.tools.compare.records import Evaluation, Setting, Step, Values
 
 EMPTY: dict[str, Any] = {"loss": "", "score": "", "sent": ""}
 
@@ -30,10 +30,13 @@ class ProgressBars(Observer):
             console=console,
             transient=True,
         )
-        header = f"method, step, loss, {setting.measure}, sent per worker, training time, time left"
-        console.print(f"[dim]{header}[/]")
+        script = setting.script is not None
+        results = (setting.measure or "its own values") if script else f"loss, {setting.measure}"
+        console.print(f"[dim]method, step, {results}, sent per worker, training time, time left[/]")
+        # A script without --steps does not say when it will end; the bar then only shows that it runs.
+        total = None if script and setting.steps == 1 else setting.steps
         self._tasks = {
-            method: self._bars.add_task(method, total=setting.steps, start=False, time="waiting", **EMPTY)
+            method: self._bars.add_task(method, total=total, start=False, time="waiting", **EMPTY)
             for method in methods
         }
 
@@ -53,10 +56,18 @@ class ProgressBars(Observer):
         self._bars.update(
             self._tasks[record.method],
             completed=record.step,
-            loss="not finite" if record.loss is None else f"{record.loss:.3f}",
             sent=units.data(record.sent),
             time=f"{record.seconds:.1f} s",
         )
+        if self._setting.script is None:
+            loss = "not finite" if record.loss is None else f"{record.loss:.3f}"
+            self._bars.update(self._tasks[record.method], loss=loss)
+
+    def values(self, record: Values) -> None:
+        for name, value in record.values.items():
+            if self._setting.measure in ("", name):
+                text = "not finite" if value is None else units.digits(value)
+                self._bars.update(self._tasks[record.method], score=text)
 
     def evaluation(self, record: Evaluation) -> None:
         accuracy = self._setting.measure == "accuracy"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -26,6 +27,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Base of the records; the class's name is the line's "kind"."""
 
 
+HIGHER = re.compile(r"acc|auc|bleu|rouge|f1|precision|recall|score|reward|iou|psnr|top.?\d")
+"""Names of results that are better the higher they are; losses, errors and perplexities are not."""
+
 Kind = TypeVar("Kind", bound=Record)
 
 
@@ -37,11 +41,14 @@ class Setting(Record, frozen=True, kw_only=True):
     command: str
     thinwire: str
     """The version of the library."""
+    script: str | None = None
+    """A training script with its arguments; None for one of the built-in tasks."""
     model: str
+    """One of `workloads.MODELS`, or the name of the script. What the script trains is known after a step."""
     hidden: tuple[Count, ...]
     """Widths of the hidden layers of `mlp`, or of the layers of `lstm`; empty for its own."""
     data: str
-    """As `workloads.load` takes it: "digits", "mnist:DIR"."""
+    """As `workloads.load` takes it: "digits", "mnist:DIR"; empty for a script."""
     parameters: Count
     layers: dict[str, tuple[Count, ...]]
     """Shapes of the parameters by name."""
@@ -52,8 +59,8 @@ class Setting(Record, frozen=True, kw_only=True):
     """Bytes per second and direction of the link; None for no limit."""
     latency: Amount
     """Seconds per message."""
-    batch: Positive
-    """Per worker."""
+    batch: Count
+    """Per worker; 0 for a script."""
     learning_rate: float
     optimizer: str
     momentum: Factor = 0.0
@@ -63,15 +70,35 @@ class Setting(Record, frozen=True, kw_only=True):
     steps: Positive
     evaluate_every: Positive
     seeds: Positive
-    measure: Literal["accuracy", "perplexity"]
-    """What the test measures."""
+    measure: str
+    """What the test measures, "accuracy" or "perplexity"; for a script one of its own values, or empty."""
     target: float | None
     """The test accuracy at which a run stops."""
+    baseline: bool = True
+    """Whether the first method is what the speed-ups of the others are against; without it there are none."""
 
     @property
     def dataset(self) -> str:
         """The name of the data, without its folder."""
         return self.data.partition(":")[0]
+
+    @property
+    def task(self) -> str:
+        """What is trained, in words."""
+        return self.model if self.script is not None else f"{self.model} on {self.dataset}"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Of the measure; of a script's values by their names."""
+        return bool(HIGHER.search(self.measure.lower()))
+
+    def is_fraction(self, name: str) -> bool:
+        """Whether this value is one from 0 to 1 that is shown in percent."""
+        return self.script is None and name == "accuracy"
+
+    def result(self, run: Run) -> float | None:
+        """The measure at the end of a run."""
+        return getattr(run, self.measure) if self.script is None else run.values.get(self.measure)
 
 
 class Step(Record, frozen=True):
@@ -101,6 +128,18 @@ class Evaluation(Record, frozen=True):
     perplexity: float
 
 
+class Values(Record, frozen=True):
+    """What a script recorded or printed, on rank 0. Bytes and seconds count from the start of the run."""
+
+    method: str
+    seed: Count
+    step: Count
+    seconds: Amount
+    sent: Count
+    values: dict[str, float | None]
+    """By name; None if not finite."""
+
+
 class Run(Record, frozen=True, kw_only=True):
     """One method with one seed as a whole, on rank 0. Seconds are means per step unless stated otherwise."""
 
@@ -111,12 +150,14 @@ class Run(Record, frozen=True, kw_only=True):
     """Loss, accuracy and perplexity are those of the last evaluation."""
     accuracy: float = 0.0
     perplexity: float = 1e300
+    values: dict[str, float | None] = {}
+    """The last ones of a script, in place of these three."""
     seconds: Amount
     """Training time of all steps."""
     step_seconds: Amount
     """The median step."""
     compute_seconds: Amount = 0.0
-    """A step without any communication, measured while all workers compute."""
+    """Forward pass, backward pass until the last gradient, optimizer: medians of these very steps."""
     compress_seconds: Amount = 0.0
     """Work of the method on the gradients, without waiting for the network. May overlap with compute."""
     wait_seconds: Amount = 0.0
@@ -155,26 +196,45 @@ class Records(msgspec.Struct, frozen=True):
     steps: list[Step] = []
     evaluations: list[Evaluation] = []
     runs: list[Run] = []
+    values: list[Values] = []
 
     @property
     def methods(self) -> list[str]:
-        """In the order in which they ran; the first is the baseline."""
+        """In the order in which they ran; the baseline is the first, if there is one."""
         return list(dict.fromkeys(run.method for run in self.runs))
 
     @property
-    def compute(self) -> float:
-        """Seconds of a step without any communication."""
-        return self.runs[0].compute_seconds if self.runs else 0.0
+    def baseline(self) -> str | None:
+        """The method that speed-ups are against."""
+        return self.runs[0].method if self.setting.baseline and self.runs else None
+
+    @property
+    def names(self) -> list[str]:
+        """Of a script's values: the measure first, then in the order in which they came."""
+        seen = [name for row in self.values for name in row.values]
+        first = [self.setting.measure] if self.setting.measure in seen else []
+        return list(dict.fromkeys([*first, *seen]))
 
     def runs_of(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.method == method]
 
+    def speed_up(self, run: Run) -> float | None:
+        """How many times sooner than the baseline with the same seed: at the target, or after all steps."""
+        same = (one for one in self.runs if (one.method, one.seed) == (self.baseline, run.seed))
+        base, own = (self._duration(one) for one in (next(same, None), run))
+        return base / own if base and own else None
+
+    def _duration(self, run: Run | None) -> float | None:
+        if run is None or run.failed is not None:
+            return None
+        return run.seconds if self.setting.target is None else run.target_seconds
+
     def __iter__(self) -> Iterator[Record]:
         yield self.setting
-        yield from (*self.steps, *self.evaluations, *self.runs)
+        yield from (*self.steps, *self.evaluations, *self.values, *self.runs)
 
 
-_decoder = msgspec.json.Decoder(Setting | Step | Evaluation | Run)
+_decoder = msgspec.json.Decoder(Setting | Step | Evaluation | Values | Run)
 
 
 def finite(value: float) -> float | None:
@@ -208,17 +268,25 @@ def read(path: Path) -> Records:
     settings = _of(found, Setting)
     if len(settings) != 1:
         raise ConfigError(f"{path}: not the records of one comparison, it has {len(settings)} settings")
-    return Records(settings[0], _of(found, Step), _of(found, Evaluation), _of(found, Run))
+    return Records(settings[0], _of(found, Step), _of(found, Evaluation), _of(found, Run), _of(found, Values))
 
 
 def _of(found: list[Record], kind: type[Kind]) -> list[Kind]:
     return [record for record in found if isinstance(record, kind)]
 
 
-def write_csv(path: Path, runs: list[Run]) -> None:
-    """One row per run, with everything but the bytes by layer."""
-    names = [name for name in Run.__struct_fields__ if name != "layers"]
+def write_csv(path: Path, records: Records) -> None:
+    """One row per run, with everything but the bytes by layer, and its speed-up over the baseline's run.
+
+    A script's values have a column each; the results of the built-in tasks are left out then.
+    """
+    script = records.setting.script is not None
+    left_out = {"layers", "values", *(("loss", "accuracy", "perplexity") if script else ())}
+    names = [name for name in Run.__struct_fields__ if name not in left_out]
+    own = records.names
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(names)
-        writer.writerows([getattr(run, name) for name in names] for run in runs)
+        writer.writerow([*names, *own, "baseline", "speed_up"])
+        for run in records.runs:
+            row = [*(getattr(run, name) for name in names), *(run.values.get(name) for name in own)]
+            writer.writerow([*row, records.baseline, records.speed_up(run)])

@@ -7,11 +7,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from thinwire.errors import ConfigError
 from thinwire.net.launch import WorkerFailedError, run_local
+from thinwire.tools.compare.observer import Observer
 from thinwire.tools.compare.records import Evaluation, Records, Run, Setting, Step, read, write
+from thinwire.tools.compare.scripts import ScriptRun
 from thinwire.tools.compare.settings import Comparison, prepare
 from thinwire.tools.compare.training import train
 from thinwire.tools.lab.hosts import hosts_for
@@ -20,17 +22,10 @@ from thinwire.tools.lab.namespaces import Host
 FILE = "records.jsonl"
 LOCK = ".lock"
 DAY = 86_400.0
-MAY_CHANGE = ("command", "seeds")
+MAY_CHANGE = ("command", "seeds", "baseline")
 """Settings that may differ when a comparison is resumed: they do not change a run that has ended."""
-
-
-class Observer:
-    """Told of the progress of a comparison. This one ignores it."""
-
-    def begin(self, method: str, seed: int) -> None: ...
-    def step(self, record: Step) -> None: ...
-    def evaluation(self, record: Evaluation) -> None: ...
-    def end(self, method: str, failed: str | None) -> None: ...
+FILLED = ("parameters", "layers", "optimizer", "learning_rate", "measure")
+"""Settings of a script that its first run fills in; without --steps also their number."""
 
 
 def run(
@@ -54,7 +49,10 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out), hosts_for(asked.link, asked.workers) as hosts:
         records = Records(setting or prepare(asked))
-        earlier = _earlier(out / FILE, records.setting) if resume else {}
+        filled = () if asked.script is None else FILLED if asked.steps else (*FILLED, "steps")
+        earlier = _earlier(out / FILE, records.setting, filled) if resume else {}
+        for done in earlier.values():
+            records = replace(records, setting=done.setting)
         for method in asked.methods:
             for seed in range(asked.seeds):
                 observer.begin(method, seed)
@@ -62,7 +60,12 @@ def run(
                     done = earlier[method, seed]
                     records.steps.extend(done.steps)
                     records.evaluations.extend(done.evaluations)
+                    records.values.extend(done.values)
                     records.runs.extend(done.runs)
+                elif asked.script is not None:
+                    runner = ScriptRun(asked, asked.script, method, seed, out, observer)
+                    records = runner.run(records, hosts)
+                    write(out / FILE, records)
                 else:
                     records.runs.append(_run(records, method, seed, hosts, observer))
                     write(out / FILE, records)
@@ -84,24 +87,26 @@ def _locked(folder: Path) -> Generator[None, None, None]:
         yield
 
 
-def _earlier(path: Path, setting: Setting) -> dict[tuple[str, int], Records]:
+def _earlier(path: Path, setting: Setting, filled: Sequence[str]) -> dict[tuple[str, int], Records]:
     """The runs in a file that ended well, with their steps and evaluations. None if there is no file."""
     if not path.exists():
         return {}
     found = read(path)
     theirs, ours = asdict(found.setting), asdict(setting)
     for name, value in ours.items():
-        if name not in MAY_CHANGE and theirs[name] != value:
+        if name not in (*MAY_CHANGE, *filled) and theirs[name] != value:
             raise ConfigError(
                 f"{path} cannot be resumed: its {name} is {theirs[name]}, now it is {value}. "
                 "Give the same options, or another folder (--out)"
             )
+    setting = replace(setting, **{name: theirs[name] for name in filled})
     return {
         (one.method, one.seed): Records(
             setting,
             [step for step in found.steps if (step.method, step.seed) == (one.method, one.seed)],
             [test for test in found.evaluations if (test.method, test.seed) == (one.method, one.seed)],
             [one],
+            [row for row in found.values if (row.method, row.seed) == (one.method, one.seed)],
         )
         for one in found.runs
         if one.failed is None

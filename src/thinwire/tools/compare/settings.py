@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 from thinwire.hosts.auto import STEPS as MEASURING_STEPS
+from thinwire.hosts.scripts import ALONE, AUTO, PYTORCH
 from thinwire.methods.registry import parse
 from thinwire.net import link as links
 from thinwire.tools.compare.records import Setting
@@ -17,9 +20,7 @@ from thinwire.tools.workloads import build, load
 from thinwire.version import __version__
 
 Optimizer = Literal["sgd", "adam", "adamw"]
-
-# PyTorch's own methods. Only a lab can slow these down: they do not go through thinwire's channel.
-PYTORCH = ("pytorch", "pytorch-fp16", "pytorch-powersgd")
+Baseline = Literal["none", "dense", "pytorch"]
 
 METHODS = (
     "dense",
@@ -31,17 +32,33 @@ METHODS = (
 )
 """Compared unless the user names others: one of each kind."""
 
-AUTO = "auto"
-"""Measures first and then chooses one of thinwire's methods itself."""
-
-ALONE = "alone"
-"""A control: every worker trains by itself, without the others."""
-
 NOT_METHODS = (*PYTORCH, AUTO, ALONE)
 """What may be compared and is no method string."""
 
+BUILT_IN = (
+    *("model", "data", "hidden", "epochs", "target", "evaluate_every", "batch"),
+    *("learning_rate", "optimizer", "momentum", "momentum_before"),
+)
+"""Of a `Comparison`: what a script decides itself."""
+
 EVALUATIONS = 20
 """Of a run, unless the user sets an interval."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script to compare methods with.
+
+    Args:
+        path: its file, or with `module` the name of a module.
+        arguments: for the script; "{seed}" stands for the number of the seed, from 0.
+        patterns: of values in its output, see `script.output.read_patterns`.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    patterns: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ class Comparison:
     """What a user asks for; None means the default of the model.
 
     Args:
-        methods: full method strings, the baseline first (see `resolve_methods`).
+        methods: full method strings, the baseline first if there is one (see `resolve_methods`).
         workers: local worker processes.
         link: how they are joined, see `thinwire.net.link`.
         model: one of `workloads.MODELS`.
@@ -62,6 +79,8 @@ class Comparison:
         momentum_before: instead, each worker's own, applied to its gradients before the exchange.
         seeds: runs of every method, each with its own weights and batches.
         command: what the report shows as the command that made it.
+        baseline: whether speed-ups are given, over the first method.
+        script: train with this script instead of `model`, `data` and what belongs to them.
     """
 
     methods: Sequence[str]
@@ -81,6 +100,8 @@ class Comparison:
     momentum_before: float = 0.0
     seeds: int = 1
     command: str = "thinwire.compare"
+    baseline: bool = True
+    script: Script | None = None
 
 
 class Recipe(NamedTuple):
@@ -108,6 +129,8 @@ LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.1, "adam": 0.002, "adamw": 0.
 
 def prepare(asked: Comparison) -> Setting:
     """Check everything that can be wrong and fill in the defaults."""
+    if asked.script is not None:
+        return _prepare_script(asked, asked.script)
     data = load(asked.data)
     model = build(asked.model, data, 0, asked.hidden)
     recipe = RECIPES[asked.model]
@@ -124,16 +147,7 @@ def prepare(asked: Comparison) -> Setting:
     if asked.learning_rate is not None and not 0 < asked.learning_rate < math.inf:
         raise ConfigError(f"the learning rate must be above 0, not {asked.learning_rate:g}")
     link = links.parse(asked.link)
-    unmetered = [method for method in asked.methods if method in PYTORCH]
-    if unmetered and not link.lab:
-        raise ConfigError(
-            f"{unmetered[0]} does not go through thinwire's channel, so only a real link slows it down: "
-            "use --link lab:RATE (needs root), or leave it out"
-        )
-    if AUTO in asked.methods and steps <= MEASURING_STEPS:
-        raise ConfigError(
-            f"auto measures {MEASURING_STEPS} steps before it chooses a method: give it more than {steps}"
-        )
+    _check_auto(asked, steps)
     optimizer = asked.optimizer or recipe.optimizer
     momentum = _momentum(asked, optimizer)
     check_optimizers(asked.methods, optimizer, momentum)
@@ -160,6 +174,51 @@ def prepare(asked: Comparison) -> Setting:
         seeds=asked.seeds,
         measure="accuracy" if data.kind == "images" else "perplexity",
         target=asked.target,
+        baseline=asked.baseline,
+    )
+
+
+def _check_auto(asked: Comparison, steps: int | None) -> None:
+    if AUTO in asked.methods and steps is not None and steps <= MEASURING_STEPS:
+        raise ConfigError(
+            f"auto measures {MEASURING_STEPS} steps before it chooses a method: give it more than {steps}"
+        )
+
+
+def _prepare_script(asked: Comparison, script: Script) -> Setting:
+    """What the script trains, and how, is filled in after its first run."""
+    for name, default in vars(Comparison(methods=())).items():
+        if name in BUILT_IN and getattr(asked, name) != default:
+            option = "--" + {"learning_rate": "lr", "target": "target-accuracy"}.get(name, name)
+            raise ConfigError(
+                f"{option.replace('_', '-')} is for the built-in tasks: the script decides that"
+            )
+    if not script.module and not Path(script.path).exists():
+        raise ConfigError(f"there is no script {script.path}")
+    _check_auto(asked, asked.steps)
+    link = links.parse(asked.link)
+    return Setting(
+        command=asked.command,
+        thinwire=__version__,
+        script=shlex.join([script.path, *script.arguments]),
+        model=Path(script.path).name,
+        hidden=(),
+        data="",
+        parameters=0,
+        layers={},
+        workers=asked.workers,
+        link=asked.link,
+        bandwidth=None if link.unlimited else link.link.bandwidth,
+        latency=link.link.latency,
+        batch=0,
+        learning_rate=0.0,
+        optimizer="",
+        steps=asked.steps or 1,
+        evaluate_every=1,
+        seeds=asked.seeds,
+        measure=next(iter(script.patterns), ""),
+        target=None,
+        baseline=asked.baseline,
     )
 
 
@@ -188,15 +247,16 @@ def check_optimizers(methods: Sequence[str], optimizer: Optimizer, momentum: flo
             )
 
 
-def resolve_methods(chosen: Sequence[str]) -> list[str]:
-    """Full method strings, each one once: the baseline (`dense` or PyTorch's own DDP) comes first.
+def resolve_methods(chosen: Sequence[str], baseline: Baseline | None = None) -> list[str]:
+    """Full method strings, each one once, the baseline first.
 
-    Every entry may hold several methods with commas between them.
+    Every entry may hold several methods with commas between them. The baseline is added if it is missing. By
+    default it is PyTorch's own DDP if that is among them, and `dense` otherwise.
     """
     texts = [part for text in chosen for part in split(text)] or list(METHODS)
     full = [text if text in NOT_METHODS else str(parse(text)) for text in texts]
-    baseline = "pytorch" if "pytorch" in full else "dense"
-    return list(dict.fromkeys([baseline, *full]))
+    first = baseline or ("pytorch" if "pytorch" in full else "dense")
+    return list(dict.fromkeys(full if first == "none" else [first, *full]))
 
 
 def split(text: str) -> list[str]:

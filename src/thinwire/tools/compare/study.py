@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from thinwire.hosts.scripts import ALONE
 from thinwire.tools.compare.records import Records
-from thinwire.tools.compare.settings import ALONE
 
 Rule = Literal["top-k", "random-k", "random block"]
 RULES: tuple[Rule, ...] = ("top-k", "random-k", "random block")

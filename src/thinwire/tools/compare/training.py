@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,17 +18,18 @@ from thinwire import log
 from thinwire.core.engine import Engine
 from thinwire.hosts.attach import attach
 from thinwire.hosts.auto import AutoSession
+from thinwire.hosts.scripts import ALONE, ONE_BUCKET_MB, PYTORCH, add_pytorch_hook
+from thinwire.hosts.watch import Watch
 from thinwire.net.launch import Worker
-from thinwire.net.link import throttle
+from thinwire.net.link import parse, throttle
+from thinwire.net.meter import Meter
+from thinwire.net.metered_group import MeteredGroup
 from thinwire.sessions.base import BaseSession
 from thinwire.tools.compare.records import Evaluation, Run, Setting, Step, finite
-from thinwire.tools.compare.settings import ALONE, PYTORCH
 from thinwire.tools.lab.inside import counters
-from thinwire.tools.workloads import Dataset, build, load
+from thinwire.tools.workloads import build, load
 from thinwire.tools.workloads.models import evaluate, loss
 
-CALIBRATION_STEPS = 8
-ONE_BUCKET_MB = 4096
 GO_ON, REACHED, DIVERGED = range(3)
 
 
@@ -41,14 +41,24 @@ class Trainer:
     bare: nn.Module
     optimizer: torch.optim.Optimizer
     session: BaseSession | None
-    interface: tuple[int, int] | None
+    watch: Watch
+    """Times the computing."""
+    group: MeteredGroup | None = None
+    """Of PyTorch's own methods, outside of a lab."""
+    interface: tuple[int, int] | None = field(default_factory=counters)
     """What the kernel had counted at the start, see `interface_bytes`."""
+
+    @property
+    def meter(self) -> Meter | None:
+        metered = self.session or self.group
+        return None if metered is None else metered.meter
 
     def bytes(self) -> tuple[int, int]:
         """Sent and received so far: metered, or by the interface if the method has no meter."""
-        if self.session is not None:
-            return self.session.meter.sent_bytes, self.session.meter.received_bytes
-        return self.interface_bytes() or (0, 0)
+        meter = self.meter
+        return (
+            (self.interface_bytes() or (0, 0)) if meter is None else (meter.sent_bytes, meter.received_bytes)
+        )
 
     def interface_bytes(self) -> tuple[int, int] | None:
         """What the kernel has counted on this host's interface since the start; None outside of a lab."""
@@ -57,13 +67,18 @@ class Trainer:
             return None
         return now.sent - self.interface[0], now.received - self.interface[1]
 
+    def close(self) -> None:
+        """Leave the private groups, on all ranks."""
+        for each in (self.session and self.session.detach, self.group and self.group.close):
+            if each is not None:
+                each()
+
 
 def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
     """Train, report every step and evaluation to the parent, and return the run as a whole."""
     log.quiet()  # lines of workers would tear the progress bars apart
     data = load(setting.data)
     model = build(setting.model, data, seed, setting.hidden)
-    compute = calibrate(model, data, setting)
     trainer = prepare_method(model, method, setting)
     order = torch.Generator().manual_seed(1 + seed)
     durations: list[float] = []
@@ -82,7 +97,9 @@ def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
         durations.append(time.perf_counter() - begin)
         total += durations[-1]
         if worker.rank == 0:
-            worker.report(Step(method, seed, step, finite(float(value.detach())), total, *trainer.bytes()))
+            # No more digits than they have: records are long, and reports carry them.
+            seen, taken = finite(float(f"{float(value.detach()):.7g}")), round(total, 6)
+            worker.report(Step(method, seed, step, seen, taken, *trainer.bytes()))
         if step == setting.steps:
             total += _reconcile(trainer)
         if step % setting.evaluate_every == 0 or step == setting.steps:
@@ -95,6 +112,7 @@ def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
                 tests.append(record)
                 worker.report(record)
             outcome = _agree(tests, setting)
+    compute = trainer.watch.compute().seconds
     sent, received = trainer.bytes()
     interface = trainer.interface_bytes()
     reached = outcome == REACHED
@@ -115,8 +133,7 @@ def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
         failed=f"diverged: the loss is not a finite number at step {step}" if outcome == DIVERGED else None,
         **_method_costs(trainer, step, max(0.0, statistics.median(durations) - compute)),
     )
-    if trainer.session is not None:
-        trainer.session.detach()
+    trainer.close()
     return run.scored(tests)
 
 
@@ -140,18 +157,18 @@ def _agree(tests: Sequence[Evaluation], setting: Setting) -> int:
 
 
 def _method_costs(trainer: Trainer, steps: int, waited: float) -> dict[str, Any]:
-    """What the meter knows per step; of PyTorch's own methods only the time beyond compute is known."""
-    session = trainer.session
-    if session is None:
+    """What the meter knows per step; without one only the time beyond compute is known."""
+    meter, session = trainer.meter, trainer.session
+    if meter is None:
         return {"wait_seconds": waited}
-    total = session.meter.total
+    total = meter.total
     payload = (total.payload_bytes + total.overhead_bytes) / steps
     return {
-        "compress_seconds": session.meter.work_seconds / steps,
-        "wait_seconds": session.meter.network_seconds / steps,
+        "compress_seconds": meter.work_seconds / steps,
+        "wait_seconds": meter.network_seconds / steps,
         "rounds": total.operations / steps,
         "payload": payload,
-        "layers": payload_by_parameter(session.engine, payload),
+        "layers": {} if session is None else payload_by_parameter(session.engine, payload),
     }
 
 
@@ -171,23 +188,6 @@ def payload_by_parameter(engine: Engine, payload: float) -> dict[str, float]:
         shares[parameter] = shares.get(parameter, 0.0) + (share or 0)
     total = sum(shares.values())
     return {name: payload * share / total for name, share in shares.items()} if total else {}
-
-
-def calibrate(model: nn.Module, data: Dataset, setting: Setting) -> float:
-    """Seconds of a step without communication, measured while all workers compute."""
-    alone = copy.deepcopy(model)
-    optimizer = _optimizer(alone, setting)
-    inputs, targets = data.batch(torch.arange(setting.batch) % len(data.inputs))
-    seconds: list[float] = []
-    dist.barrier()
-    for _ in range(CALIBRATION_STEPS + 2):
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss(data, alone(inputs), targets).backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - begin)
-    dist.barrier()
-    return statistics.median(seconds[2:])
 
 
 def _optimizer(model: nn.Module, setting: Setting) -> torch.optim.Optimizer:
@@ -214,22 +214,27 @@ def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
     if setting.momentum_before:
         add_momentum_before(model, setting.momentum_before)
     optimizer = _optimizer(model, setting)
-    session = None
+    watch = Watch()
+    watch.start(model, optimizer)
     if method == ALONE:
-        return Trainer(model, model, optimizer, session, counters())
-    # PyTorch's PowerSGD hook fails on gloo with two buckets or more.
-    wrapped = DistributedDataParallel(
-        model, bucket_cap_mb=ONE_BUCKET_MB if method == "pytorch-powersgd" else None
-    )
-    if method not in PYTORCH:
-        session = attach(wrapped, method, optimizer=optimizer)
-        throttle(session, setting.link)
-    elif method != "pytorch":
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+        return Trainer(model, model, optimizer, None, watch)
+    if method in PYTORCH:
+        wrapped, group = _pytorch(model, method, setting)
+        return Trainer(wrapped, model, optimizer, None, watch, group)
+    wrapped = DistributedDataParallel(model)
+    session = attach(wrapped, method, optimizer=optimizer)
+    throttle(session, setting.link)
+    return Trainer(wrapped, model, optimizer, session, watch)
 
-        if method == "pytorch-fp16":
-            wrapped.register_comm_hook(None, cast(Any, default_hooks).fp16_compress_hook)
-        else:
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return Trainer(wrapped, model, optimizer, session, counters())
+
+def _pytorch(
+    model: nn.Module, method: str, setting: Setting
+) -> tuple[DistributedDataParallel, MeteredGroup | None]:
+    """One of PyTorch's own methods as it is: on the default group in a lab, otherwise on one that is slow."""
+    group = None if parse(setting.link).lab else MeteredGroup()
+    if group is not None:
+        group.throttle(setting.link)
+    cap = ONE_BUCKET_MB if method == "pytorch-powersgd" else None
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
+    add_pytorch_hook(wrapped, method, group)
+    return wrapped, group

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from thinwire.tools.lab.namespaces import Host, LabError
+from thinwire.tools.processes import GRACE_SECONDS, end_all, exit_code
 
 PORT = 29500
-GRACE_SECONDS = 5.0
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -45,7 +45,7 @@ def run(
             readers[-1].start()
         return _watch(processes, lines, show)
     finally:
-        _end(processes)
+        end_all(processes)
         for reader in readers:
             reader.join(GRACE_SECONDS)
 
@@ -113,7 +113,7 @@ def _watch(
             code = process.poll()
             if code:
                 _drain(lines, show)
-                return code if code > 0 else 128 - code
+                return exit_code(code)
     return 0
 
 
@@ -125,15 +125,3 @@ def _drain(lines: queue.SimpleQueue[tuple[int, str | None]], show: Callable[[int
             rank, line = lines.get(timeout=0.1)
             if line is not None:
                 show(rank, line)
-
-
-def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """End every process and its children."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-        deadline = time.monotonic() + GRACE_SECONDS
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))

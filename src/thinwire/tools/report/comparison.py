@@ -10,10 +10,10 @@ from typing import Any
 from thinwire.tools.compare.records import Records, to_lines
 from thinwire.tools.report import page, words
 from thinwire.tools.report.curves import POINTS, smoothing
-from thinwire.tools.report.forecast import WORKERS, Forecast, Prediction, forecast, link_of
-from thinwire.tools.report.palette import Style, styles
+from thinwire.tools.report.forecast import WORKERS, Forecast, forecast, link_of
+from thinwire.tools.report.palette import styles
 from thinwire.tools.report.plots import predictions, rows, tradeoff, training
-from thinwire.tools.report.summary import Summary, duration, speed_up, summarise, traffic, winner
+from thinwire.tools.report.summary import Summary, duration, summarise, traffic, winner
 
 
 def write(records: Records, path: Path, *, predict: bool = True) -> None:
@@ -51,28 +51,23 @@ def render(records: Records, summaries: Sequence[Summary], predicted: Forecast |
 
 
 def _results(records: Records, summaries: Sequence[Summary]) -> dict[str, Any]:
-    setting, base = records.setting, summaries[0]
+    setting, base = records.setting, summaries[0] if records.setting.baseline else None
     drawn = styles([one.method for one in summaries])
     curves, views = training.curves(records, drawn)
     counted = [one for one in summaries if one.measure and one.sent]
     layered = [one for one in summaries if one.layers]
 
-    def legend(shown: Sequence[Summary | Prediction]) -> dict[str, Style]:
-        return {one.method: drawn[one.method] for one in shown}
-
     return {
         "drawn": drawn,
-        "legend": legend,
         "base": base,
         "best": winner(summaries, setting),
         "duration": partial(duration, setting=setting),
         "traffic": partial(traffic, setting=setting),
-        "speed_up": partial(speed_up, baseline=base, setting=setting),
         "measure": partial(words.measure_text, setting=setting),
         "curves": curves,
         "views": views,
         "points": POINTS,
-        "smoothing": smoothing(records),
+        "smoothing": smoothing(records) if setting.script is None else 1,
         "step_parts": rows.split(summaries),
         "height": rows.height,
         "counted": counted,

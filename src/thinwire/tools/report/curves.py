@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.tools.compare.records import Evaluation, Records, Step
+from thinwire.tools.compare.records import Values as Recorded
 
 POINTS = 200
 """A curve has about this many points at most; the records in the page have all of them."""
@@ -41,6 +42,17 @@ def evaluations(records: Records, method: str, value: str) -> Curve:
     return _curve(records, method, rows, {(row.seed, row.step): getattr(row, value) for row in rows})
 
 
+def results(records: Records, method: str, name: str) -> Curve:
+    """The measure, or one of a script's own values."""
+    if records.setting.script is None:
+        return evaluations(records, method, name)
+    rows = [each for each in records.values if each.method == method and name in each.values]
+    # Of several at the same step the last one counts.
+    latest = {(row.seed, row.step): row for row in rows}
+    values = {key: row.values[name] for key, row in latest.items()}
+    return _curve(records, method, list(latest.values()), values)
+
+
 def training_loss(records: Records, method: str) -> Curve:
     """The loss of rank 0's batches, as the mean of a fiftieth of the run around each step."""
     rows = [each for each in records.steps if each.method == method]
@@ -61,12 +73,15 @@ def smoothing(records: Records) -> int:
 
 
 def _curve(
-    records: Records, method: str, rows: Sequence[Evaluation] | Sequence[Step], values: Values
+    records: Records,
+    method: str,
+    rows: Sequence[Evaluation] | Sequence[Step] | Sequence[Recorded],
+    values: Values,
 ) -> Curve:
     runs = records.runs_of(method)
     ended = {run.seed for run in runs if run.failed is None}
     seeds = ended or {run.seed for run in runs}
-    by_step: dict[int, list[Evaluation | Step]] = {}
+    by_step: dict[int, list[Evaluation | Step | Recorded]] = {}
     for row in rows:
         if row.seed in seeds:
             by_step.setdefault(row.step, []).append(row)
@@ -76,7 +91,7 @@ def _curve(
     return Curve(tuple(point for point in points if point is not None), not ended)
 
 
-def _point(step: int, rows: Sequence[Evaluation | Step], values: Values) -> Point | None:
+def _point(step: int, rows: Sequence[Evaluation | Step | Recorded], values: Values) -> Point | None:
     """None if a value is not a finite number."""
     found = [value for row in rows if (value := values[row.seed, step]) is not None and math.isfinite(value)]
     if len(found) < len(rows):

@@ -1,8 +1,8 @@
 """Step times on other links and with other numbers of workers, from `thinwire.predict` and the records.
 
 Operations and bytes come from the method's own code; its work is scaled so that it takes as long as in the
-recorded runs; compute time is the recorded one. So a report made on another machine still describes the
-machines that were compared.
+recorded runs; compute time is that of the method's own runs. So a report made on another machine still
+describes the machines that were compared.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.errors import ConfigError
+from thinwire.hosts.scripts import ALONE
 from thinwire.net.costs import Link
 from thinwire.predict import BreakEven, Job, Profile, break_even_of, profiles
 from thinwire.tools.compare.records import Records, Setting
-from thinwire.tools.compare.settings import ALONE
 from thinwire.tools.report.summary import Summary
 
 BANDWIDTHS = tuple(10e6 / 8 * 10 ** (number / 8) for number in range(4 * 8 + 1))
@@ -24,7 +24,6 @@ UNLIMITED = 125e6
 """Bytes per second of the link in the plot of worker counts if the runs had none: 1 Gbit/s."""
 STAND_INS = {"pytorch": "dense", "pytorch-fp16": "fp16"}
 """PyTorch's own methods, predicted as the method of thinwire that moves the same bytes."""
-REPEATS = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def _latency(setting: Setting) -> float:
 
 
 def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
-    """Predict every method that can be predicted; break-even is against the first one."""
+    """Predict every method that can be predicted; break-even is against the first of these."""
     setting = records.setting
     found: dict[str, dict[int, Profile]] = {}
     missing: dict[str, str] = {}
@@ -66,18 +65,25 @@ def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
         except ConfigError as error:
             # What is wrong, without the advice on how to call it instead.
             missing[one.method] = str(error).partition(": ")[0]
-    baseline = found.get(summaries[0].method) if summaries else None
-    if baseline is None:
-        return Forecast((), missing)
-    predictions = tuple(_prediction(method, own, baseline, records) for method, own in found.items())
-    return Forecast(predictions, missing)
+    computes = {one.method: one.compute_seconds.mean if one.compute_seconds else 0.0 for one in summaries}
+    timed = [Timed(method, own, computes[method]) for method, own in found.items()]
+    return Forecast(tuple(_prediction(one, timed[0], setting) for one in timed), missing)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The profiles of one method by the number of workers, and the compute time of a step of its runs."""
+
+    method: str
+    profiles: dict[int, Profile]
+    compute: float
 
 
 def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
     if one.method == ALONE:
         raise ConfigError("a worker without the others sends nothing")
     method = one.chosen[0] if one.chosen else STAND_INS.get(one.method, one.method)
-    found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}), repeats=REPEATS)
+    found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}))
     played = found[setting.workers].compression_seconds
     if one.compress_seconds is None or played <= 0 or one.compress_seconds.mean <= 0:
         return found
@@ -96,20 +102,23 @@ def scaled(own: Profile, factor: float) -> Profile:
     return replace(own, steps=steps, reconciliation=job(own.reconciliation) if own.reconciliation else None)
 
 
-def _prediction(
-    method: str, own: dict[int, Profile], baseline: dict[int, Profile], records: Records
-) -> Prediction:
-    setting, compute = records.setting, records.compute
-    here, latency = own[setting.workers], _latency(setting)
+def _prediction(one: Timed, baseline: Timed, setting: Setting) -> Prediction:
+    latency, link = _latency(setting), link_of(setting)
+    here = one.profiles[setting.workers]
 
     def seconds(bandwidth: float) -> float:
-        return here.step_seconds(Link(latency, bandwidth), compute)
+        return here.step_seconds(Link(latency, bandwidth), one.compute)
 
-    link = link_of(setting)
     return Prediction(
-        method,
+        one.method,
         tuple(seconds(bandwidth) for bandwidth in BANDWIDTHS),
-        tuple(own[count].step_seconds(link, compute) for count in WORKERS),
-        break_even_of(here, baseline[setting.workers], compute, latency=latency),
+        tuple(one.profiles[count].step_seconds(link, one.compute) for count in WORKERS),
+        break_even_of(
+            here,
+            baseline.profiles[setting.workers],
+            one.compute,
+            dense_compute=baseline.compute,
+            latency=latency,
+        ),
         None if setting.bandwidth is None else seconds(setting.bandwidth),
     )

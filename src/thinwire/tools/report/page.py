@@ -41,7 +41,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     found.globals.update(cast(Any, {"units": units, "palette": palette, "plotly": _plotly}))
-    found.filters.update({"breakable": breakable, "json": as_json, "packed": packed})
+    found.filters.update({"breakable": breakable, "json": as_json, "packed": packed, "short": short})
     return found
 
 
@@ -49,9 +49,14 @@ def packed(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, mtime=0)).decode()
 
 
-def as_json(value: object) -> Markup:
-    """JSON that may stand inside a script element: NaN is null, and there is no closing tag."""
-    return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))
+def as_json(value: object) -> bytes:
+    """With null for what is not a finite number."""
+    return msgspec.json.encode(value)
+
+
+def short(value: object) -> object:
+    """Nine digits of a number are enough to sort by and to copy."""
+    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def breakable(text: str) -> Markup:
@@ -59,7 +64,9 @@ def breakable(text: str) -> Markup:
     return Markup(escape(text).replace("(", Markup("(<wbr>")).replace(",", Markup(",<wbr>")))
 
 
-def _plotly() -> Markup:
-    from plotly.offline import get_plotlyjs
+@cache
+def _plotly() -> str:
+    """Plotly's JavaScript, from the package."""
+    from plotly.offline import get_plotlyjs  # takes long
 
-    return Markup(get_plotlyjs())
+    return packed(get_plotlyjs().encode())

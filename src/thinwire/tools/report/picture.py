@@ -11,11 +11,11 @@ from thinwire.errors import ConfigError
 from thinwire.tools import units
 from thinwire.tools.compare.records import Records, Setting
 from thinwire.tools.report import page
-from thinwire.tools.report.curves import evaluations
+from thinwire.tools.report.curves import results
 from thinwire.tools.report.drawing import Chart, Entry, Scale, Series
 from thinwire.tools.report.palette import styles
 from thinwire.tools.report.plots.training import accuracy_range
-from thinwire.tools.report.summary import Summary, duration, speed_up, summarise
+from thinwire.tools.report.summary import Summary, duration, summarise
 from thinwire.tools.report.words import heading, measure_name, target_text
 
 WIDTH = 880
@@ -31,18 +31,19 @@ def picture(records: Records, path: Path) -> None:
 def svg(records: Records) -> str:
     """The picture as text."""
     setting, summaries = records.setting, summarise(records)
-    curves = {one.method: evaluations(records, one.method, setting.measure) for one in summaries}
+    curves = {one.method: results(records, one.method, setting.measure) for one in summaries}
     # A logarithmic axis has no place for zero.
     drawable = {name: [p for p in curve.points if p.seconds > 0] for name, curve in curves.items()}
     seconds = [point.seconds for points in drawable.values() for point in points]
     if not seconds:
         raise ConfigError("there are no tests in the records: nothing to draw")
     x = Scale(min(seconds) * 0.95, max(seconds) * 1.05, (LEFT, RIGHT), logarithmic=True)
-    if setting.measure == "accuracy":
+    values = [point.value for points in drawable.values() for point in points]
+    if setting.is_fraction(setting.measure):
         y = Scale(*accuracy_range(list(curves.values()), setting.target), (BOTTOM, TOP))
     else:
-        values = [point.value for points in drawable.values() for point in points]
-        y = Scale(min(values) * 0.97, max(values) * 1.03, (BOTTOM, TOP), logarithmic=True)
+        low, high = min(values), max(values)
+        y = Scale(low - 0.03 * abs(low), high + 0.03 * abs(high) or 1.0, (BOTTOM, TOP), logarithmic=low > 0)
     drawn = styles([one.method for one in summaries])
     order = sorted(summaries, key=lambda one: time.mean if (time := duration(one, setting)) else float("inf"))
     series = [
@@ -55,7 +56,7 @@ def svg(records: Records) -> str:
     ]
     legend: list[Entry] = []
     for number, one in enumerate(order):
-        gain = None if one is summaries[0] else speed_up(one, summaries[0], setting)
+        gain = None if one.method == one.baseline else one.speed_up
         name = one.method if len(one.method) <= 22 else one.method[:21] + "…"
         note = "" if gain is None else units.times(gain)
         place = (RIGHT + 24, TOP + 30 + ROW * number)
@@ -64,7 +65,7 @@ def svg(records: Records) -> str:
         WIDTH,
         max(BOTTOM + 56, TOP + 50 + ROW * len(order)),
         title=f"{measure_name(setting).capitalize()} against training time",
-        subtitle=f"{setting.model} on {setting.dataset}, {setting.workers} workers; {heading(records)}",
+        subtitle=f"{setting.task}, {setting.workers} workers; {heading(records)}",
         description="; ".join(f"{one.method}: {_time_text(one, setting)}" for one in order),
         box=BOX,
         x=x,
@@ -76,7 +77,7 @@ def svg(records: Records) -> str:
         legend_title="whole run" if setting.target is None else f"time to {target_text(setting)}",
         target=setting.target,
         y_label=lambda value: (
-            f"{100 * value:g} %" if setting.measure == "accuracy" else units.digits(value, 2)
+            f"{100 * value:g} %" if setting.is_fraction(setting.measure) else units.digits(value, 2)
         ),
     ).svg()
 

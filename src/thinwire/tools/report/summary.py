@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from thinwire.tools.compare.records import Records, Run, Setting
 
-# Without a target the winner is the fastest of those that end about as well as the baseline does.
+# A result within this of the baseline's is as good. Without a target only such methods can win, and the
+# speed-up of one that is clearly worse carries a warning.
 AS_GOOD_POINTS = 0.01
 AS_GOOD_PERPLEXITY = 1.02
+"""Also for a script's own values, by their size."""
 
 _ENDED = (
     "steps",
@@ -54,7 +57,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     failures: list[Run]
     measure: Spread | None
-    """Accuracy or perplexity."""
+    """Accuracy, perplexity, or a script's own."""
+    values: dict[str, Spread]
+    """All values of a script at its end, by name."""
     steps: Spread | None
     seconds: Spread | None
     step_seconds: Spread | None
@@ -72,6 +77,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """How many seeds reached the target."""
     layers: dict[str, float]
     interface_sent: Spread | None
+    baseline: str | None
+    """What the speed-up is against."""
+    speed_up: float | None
+    worse: float | None
+    """How far the result is clearly worse than the baseline's: in points, or as a ratio."""
 
     @property
     def ended(self) -> int:
@@ -84,8 +94,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(records: Records) -> list[Summary]:
-    """In the order of the records: the first is the baseline."""
-    return [_summary(method, records.runs_of(method), records.setting) for method in records.methods]
+    """In the order of the records: the baseline is the first, if there is one."""
+    found = [_summary(method, records.runs_of(method), records.setting) for method in records.methods]
+    if records.baseline is None:
+        return found
+    return [_against(one, found[0], records.setting) for one in found]
+
+
+def _against(one: Summary, base: Summary, setting: Setting) -> Summary:
+    gain = speed_up(one, base, setting)
+    return replace(one, baseline=base.method, speed_up=gain, worse=clearly_worse(one, base, setting))
 
 
 def _summary(method: str, runs: Sequence[Run], setting: Setting) -> Summary:
@@ -104,9 +122,17 @@ def _summary(method: str, runs: Sequence[Run], setting: Setting) -> Summary:
         chosen=list(dict.fromkeys(run.chosen for run in runs if run.chosen is not None)),
         seeds=len(runs),
         failures=[run for run in runs if run.failed is not None],
-        measure=Spread.of(getattr(run, setting.measure) for run in ended),
+        measure=Spread.of(setting.result(run) for run in ended),
+        values={
+            name: spread
+            for name in dict.fromkeys(name for run in ended for name in run.values)
+            if (spread := Spread.of(run.values.get(name) for run in ended)) is not None
+        },
         reached=sum(run.target_step is not None for run in ended),
         layers={name: statistics.fmean(run.layers.get(name, 0.0) for run in ended) for name in names},
+        baseline=None,
+        speed_up=None,
+        worse=None,
         **spreads,
     )
 
@@ -127,21 +153,45 @@ def traffic(one: Summary, setting: Setting) -> Spread | None:
     return one.sent if setting.target is None else one.target_sent
 
 
+def clearly_worse(one: Summary, base: Summary, setting: Setting) -> float | None:
+    """How far a result is worse than the baseline's: more than is as good, and with every seed than with any.
+
+    Points of accuracy as a fraction, or the ratio of perplexities or of a script's own values. None if it is
+    not clearly worse. Runs with a target end at the same result.
+    """
+    mine, theirs = one.measure, base.measure
+    if mine is None or theirs is None or _as_good(mine, theirs.mean, setting):
+        return None
+    clearly = mine.high < theirs.low if setting.higher_is_better else mine.low > theirs.high
+    if not clearly:
+        return None
+    if setting.is_fraction(setting.measure):
+        return theirs.mean - mine.mean
+    return mine.mean / theirs.mean if theirs.mean else None
+
+
 def winner(summaries: Sequence[Summary], setting: Setting) -> Summary | None:
-    """The fastest that counts: with every seed at the target; without one, about as good as the baseline."""
+    """The fastest that counts: with every seed at the target; without one, about as good as the baseline.
+
+    Without a baseline: about as good as the best result.
+    """
+    compared = summaries[:1] if setting.baseline else summaries
+    results = [one.measure.mean for one in compared if one.measure is not None]
+    standard = (max if setting.higher_is_better else min)(results, default=None)
     able: list[tuple[float, Summary]] = []
     for one in summaries:
         time = duration(one, setting)
-        if time is not None and not one.failures and _as_good(one.measure, summaries[0].measure, setting):
+        if time is not None and not one.failures and _as_good(one.measure, standard, setting):
             able.append((time.mean, one))
     return min(able, key=lambda each: each[0], default=(0.0, None))[1]
 
 
-def _as_good(own: Spread | None, base: Spread | None, setting: Setting) -> bool:
-    if setting.target is not None:
+def _as_good(own: Spread | None, standard: float | None, setting: Setting) -> bool:
+    if setting.target is not None or not setting.measure:  # a script without values is judged by its time
         return True
-    if own is None or base is None:
+    if own is None or standard is None:
         return False
-    if setting.measure == "perplexity":
-        return own.mean <= base.mean * AS_GOOD_PERPLEXITY
-    return own.mean >= base.mean - AS_GOOD_POINTS
+    if setting.is_fraction(setting.measure):
+        return own.mean >= standard - AS_GOOD_POINTS
+    margin = (AS_GOOD_PERPLEXITY - 1) * abs(standard)
+    return own.mean >= standard - margin if setting.higher_is_better else own.mean <= standard + margin

@@ -5,28 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinwire.tools import units
-from thinwire.tools.compare.records import Records, Setting
-from thinwire.tools.report.summary import Spread, Summary, speed_up, summarise
-from thinwire.tools.report.words import measure_text
+from thinwire.tools.compare.records import Records
+from thinwire.tools.report.summary import Spread, Summary, summarise
+from thinwire.tools.report.words import measure_text, worse_text
 
 
-def header(setting: Setting) -> tuple[str, ...]:
-    """With a target there are two columns more, and fewer details: the table fits into 100 columns."""
-    if setting.target is not None:
-        return ("method", setting.measure, "steps", "time", "sent", "wait", "step", "speed-up")
-    costs = ("sent", "rounds", "compress", "wait", "step", "speed-up")
-    return ("method", setting.measure, *costs)
+def header(records: Records) -> tuple[str, ...]:
+    """With a target there are two columns more, and fewer details: the table fits into 100 columns.
+
+    A script has its own values, and gives up rounds and compression for them.
+    """
+    setting = records.setting
+    costs = ("sent", "rounds", "compress") if setting.target is None else ("steps", "time", "sent")
+    gain = ("speed-up",) if setting.baseline else ()
+    if setting.script is not None:
+        return ("method", *records.names, "sent", "wait", "step", *gain)
+    return ("method", setting.measure, *costs, "wait", "step", *gain)
 
 
 def rows(records: Records) -> list[tuple[str, ...]]:
     """Means over the seeds; bytes and times are per step and worker."""
-    summaries = summarise(records)
-    return [_cells(one, summaries[0], records.setting) for one in summaries]
+    return [_cells(one, records) for one in summarise(records)]
 
 
-def _cells(one: Summary, base: Summary, setting: Setting) -> tuple[str, ...]:
+def warnings(records: Records) -> list[str]:
+    """One line for each speed-up that cost accuracy."""
+    return [
+        f"! {one.method}: {worse_text(one, records.setting)}"
+        for one in summarise(records)
+        if one.worse is not None
+    ]
+
+
+def _cells(one: Summary, records: Records) -> tuple[str, ...]:
+    setting = records.setting
     steps = one.steps.mean if one.steps is not None else 1.0
-    gain = speed_up(one, base, setting)
+    gain = "-" if one.speed_up is None else f"{one.speed_up:.2f} x" + " !" * (one.worse is not None)
 
     def show(value: Spread | None, write: Callable[[float], str] = units.seconds) -> str:
         return "-" if value is None else write(value.mean)
@@ -41,11 +55,15 @@ def _cells(one: Summary, base: Summary, setting: Setting) -> tuple[str, ...]:
         show(one.rounds, "{:.2g}".format),
         show(one.compress_seconds),
     )
+    results = (show(one.measure, lambda value: measure_text(value, setting)),)
+    if setting.script is not None:
+        results = tuple(show(one.values.get(each), units.digits) for each in records.names)
+        details = details[:1]
     return (
         f"{name} (failed)" if one.failures else name,
-        show(one.measure, lambda value: measure_text(value, setting)),
+        *results,
         *(details if setting.target is None else target),
         show(one.wait_seconds),
         show(one.step_seconds),
-        "-" if gain is None else f"{gain:.2f} x",
+        *((gain,) if setting.baseline else ()),
     )

@@ -30,7 +30,9 @@ def pareto(summaries: Sequence[Summary], setting: Setting, styles: Mapping[str, 
     return figure(
         [line, *(_point(method, sent, value, setting, styles[method]) for method, sent, value in known)],
         xaxis=decades([sent for sent, _ in places], units.data, "sent per worker"),
-        yaxis=titled(measure_name(setting), tickformat="" if setting.measure == "perplexity" else ".2~%"),
+        yaxis=titled(
+            measure_name(setting), tickformat=".2~%" if setting.is_fraction(setting.measure) else ""
+        ),
         shapes=[] if setting.target is None else [rule("y", setting.target)],
     )
 
@@ -55,7 +57,7 @@ def _point(method: str, sent: float, value: Spread, setting: Setting, style: Sty
 
 def frontier(places: Sequence[tuple[float, float]], setting: Setting) -> list[int]:
     """Which points no other one beats in bytes and result, by bytes."""
-    sign = -1 if setting.measure == "perplexity" else 1
+    sign = 1 if setting.higher_is_better else -1
     order = sorted(range(len(places)), key=lambda number: (places[number][0], -sign * places[number][1]))
     found: list[int] = []
     best = -math.inf

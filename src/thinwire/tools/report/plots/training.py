@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.tools import units
 from thinwire.tools.compare.records import Records, Setting
-from thinwire.tools.report.curves import Curve, Point, evaluations, training_loss
+from thinwire.tools.report.curves import Curve, Point, evaluations, results, training_loss
 from thinwire.tools.report.palette import Style
 from thinwire.tools.report.plots.common import Figure, Trace, drawn_line, figure, points, rule, short, titled
 from thinwire.tools.report.words import measure_name
@@ -43,13 +43,18 @@ X = (
 
 
 def curves(records: Records, styles: Mapping[str, Style]) -> tuple[Figure, Views]:
-    """Loss and accuracy against time, bytes and steps: one figure, and all views of it."""
+    """Loss and accuracy, or a script's values, by time, bytes and steps: one figure, and all views of it."""
     setting = records.setting
-    kinds = {
-        setting.measure: {method: evaluations(records, method, setting.measure) for method in styles},
-        "test loss": {method: evaluations(records, method, "loss") for method in styles},
-        "training loss": {method: training_loss(records, method) for method in styles},
-    }
+    if setting.script is not None:
+        kinds = {
+            name: {method: results(records, method, name) for method in styles} for name in records.names
+        }
+    else:
+        kinds = {
+            setting.measure: {method: evaluations(records, method, setting.measure) for method in styles},
+            "test loss": {method: evaluations(records, method, "loss") for method in styles},
+            "training loss": {method: training_loss(records, method) for method in styles},
+        }
     banded = setting.seeds > 1
     traces = [trace for method, style in styles.items() for trace in _traces(method, style, banded)]
     columns = {
@@ -98,7 +103,7 @@ def _columns(curve: Curve, kind: str, setting: Setting, banded: bool) -> list[di
 
 
 def _hover(point: Point, kind: str, setting: Setting) -> str:
-    write = units.percent if kind == "accuracy" else units.digits
+    write = units.percent if setting.is_fraction(kind) else units.digits
     value = write(point.value)
     if setting.seeds > 1:
         value += f" ({write(point.low)} to {write(point.high)})"
@@ -109,7 +114,7 @@ def _hover(point: Point, kind: str, setting: Setting) -> str:
 def _y_choice(kind: str, drawn: Sequence[Curve], setting: Setting) -> Choice:
     shapes = [rule("y", setting.target)] if kind == setting.measure and setting.target is not None else []
     title = measure_name(setting) if kind == setting.measure else kind
-    if kind == "accuracy":
+    if setting.is_fraction(kind):
         axis = titled(title, tickformat=".2~%", range=accuracy_range(drawn, setting.target))
     else:
         values = [point.value for curve in drawn for point in curve.points]

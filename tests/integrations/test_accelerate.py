@@ -1,0 +1,76 @@
+"""A session on what Accelerate has prepared, on two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import thinwire
+from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network
+from thinwire.errors import ConfigError
+from thinwire.net.launch import Worker, run_local
+
+
+def train(worker: Worker, folder: str) -> dict[str, dict]:
+    environment(worker)
+    from accelerate import Accelerator
+
+    from thinwire.integrations.accelerate import attach
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+
+    def run(method: str, path: Path, *, resume: bool = False) -> tuple:
+        model = network()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session = attach(accelerator, model, method, optimizer, dense_below=0)
+        if resume:
+            accelerator.load_state(path)
+        for step in range(SAVED if resume else 0, STEPS):
+            for micro in range(2):
+                with accelerator.accumulate(model):
+                    inputs, labels = batch(2 * step + micro, worker.rank)
+                    accelerator.backward(cross_entropy(model(inputs), labels))
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if step + 1 == SAVED and not resume:
+                accelerator.save_state(path)
+        if session.reconcile_every is not None:
+            session.reconcile()
+        counted = session.metrics()
+        session.detach()
+        accelerator.free_memory()
+        return flat(model), counted
+
+    found = {}
+    for method in METHODS:
+        path = Path(folder) / method.partition("(")[0]
+        found[method] = {"straight": run(method, path), "resumed": run(method, path, resume=True)}
+
+    # A prepared optimizer is also good for thinwire.attach itself, and for a schedule.
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    session = thinwire.attach(model, "localsgd(every=2)", optimizer=optimizer)
+    assert session.optimizer is optimizer.optimizer
+    session.detach()
+    with pytest.raises(ConfigError, match=r"not wrapped in DistributedDataParallel, but a Sequential"):
+        attach(accelerator, network(), "topk", optimizer)
+    with pytest.raises(ConfigError, match="the optimizer is not prepared"):
+        attach(accelerator, model, "topk", optimizer.optimizer)
+    return found
+
+
+def test_a_loaded_state_ends_with_the_same_bits(tmp_path: Path) -> None:
+    first, second = run_local(train, 2, str(tmp_path), timeout=170)
+    for method in METHODS:
+        for found in (first[method], second[method]):
+            (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]
+            assert torch.equal(straight, resumed), method
+            for name in ("steps", "bytes_sent", "rounds", "residual_norm"):
+                assert counted[name] == counted_on[name], f"{method}: {name}"
+            assert counted["steps"] == STEPS
+            assert torch.equal(straight, first[method]["straight"][0]), (
+                f"{method}: replicas differ at the end"
+            )

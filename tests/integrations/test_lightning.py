@@ -1,0 +1,86 @@
+"""ThinwireCallback in a real Lightning Trainer on two processes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network
+from thinwire.errors import ConfigError
+from thinwire.net.launch import Worker, run_local
+
+
+def fit(folder: Path, method: str, *, resume: Path | None = None, **options: object) -> tuple:
+    """Train to the last step; returns the module and the callback."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    from thinwire.integrations.lightning import ThinwireCallback
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, given: torch.Tensor, index: int) -> torch.Tensor:
+            inputs, labels = batch(self.global_step, self.global_rank)
+            return cross_entropy(self.network(inputs), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callback = ThinwireCallback(method, dense_below=0)
+    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=SAVED, save_top_k=-1)
+    settings = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_steps": STEPS} | options
+    trainer = Trainer(
+        **settings,
+        callbacks=[callback, saving],
+        logger=CSVLogger(folder),
+        log_every_n_steps=2,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+    trainer.fit(module, torch.utils.data.DataLoader(torch.arange(100)), ckpt_path=resume)
+    return module, callback
+
+
+def train(worker: Worker, folder: str) -> dict[str, dict]:
+    environment(worker)
+    warnings.simplefilter("ignore")
+    found = {}
+    for method in METHODS:
+        path = Path(folder) / method.partition("(")[0]
+        module, callback = fit(path, method)
+        straight = flat(module), callback.session.metrics()
+        module, callback = fit(path / "again", method, resume=path / f"step={SAVED}.ckpt")
+        resumed = flat(module), callback.session.metrics()
+        found[method] = {"straight": straight, "resumed": resumed}
+    with pytest.raises(ConfigError, match=r'Trainer\(strategy="ddp"\), not SingleDeviceStrategy'):
+        fit(Path(folder), "topk", devices=1, strategy="auto")
+    return found
+
+
+def test_a_resumed_fit_ends_with_the_same_bits(tmp_path: Path) -> None:
+    first, second = run_local(train, 2, str(tmp_path), timeout=170)
+    for method in METHODS:
+        for found in (first[method], second[method]):
+            (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]
+            assert torch.equal(straight, resumed), method
+            for name in ("steps", "bytes_sent", "rounds", "residual_norm", "ratio_to_dense"):
+                assert counted[name] == counted_on[name], f"{method}: {name}"
+            assert counted["steps"] == STEPS
+            assert torch.equal(straight, first[method]["straight"][0]), (
+                f"{method}: replicas differ at the end"
+            )
+        (log,) = (tmp_path / method.partition("(")[0] / "lightning_logs").rglob("metrics.csv")
+        lines = log.read_text().splitlines()
+        column = lines[0].split(",").index("thinwire/bytes_sent")
+        sent = [float(line.split(",")[column]) for line in lines[1:]]
+        assert len(sent) == STEPS // 2
+        assert sent == sorted(sent)
