@@ -20,7 +20,7 @@ from tests.hosts.common import loaded_together, mlp, square_loss, wrap
 from thinwire.net.launch import Outcome, Worker, start_local
 from thinwire.net.roll_call import GRACE_SECONDS
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0  # torch may look a name up for five seconds, in vain
 # What a loaded machine may take to come to the failing operation and to say so.
 SLACK = 6.0
 BAD_STEP = 3

@@ -17,7 +17,7 @@ from thinwire.net.launch import Worker, run_local, start_local
 from thinwire.net.roll_call import GRACE_SECONDS
 from thinwire.tools.lab import inside, namespaces
 
-TIMEOUT, SLACK = 4.0, 6.0
+TIMEOUT, SLACK = 8.0, 6.0
 
 
 def network() -> nn.Module:
