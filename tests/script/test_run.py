@@ -151,6 +151,24 @@ def test_other_kinds_of_methods(method: str, steps: int, expected: str, tmp_path
     assert model["sent_bytes"] > 0
 
 
+def test_a_sharded_model(tmp_path: Path) -> None:
+    source = """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = net(), init_device_mesh("cpu", (2,))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, torch.optim.AdamW(model.parameters()))
+    dist.destroy_process_group()
+    """
+    done = run(tmp_path, source, "--method", "qsgd(bits=8)")
+    assert done.returncode == 0, done.stderr
+    (model,) = summary(tmp_path)["models"]
+    assert (model["model"], model["steps"]) == ("FSDPSequential", 4)
+    assert 0.2 < model["ratio_to_dense"] < 0.3
+
+
 def test_a_failing_worker_ends_all_with_its_traceback_last_and_its_code(tmp_path: Path) -> None:
     source = """
     model = DDP(net())
