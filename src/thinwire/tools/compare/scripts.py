@@ -141,10 +141,13 @@ def _costs(ended: Ended) -> dict[str, Any]:
     layers: dict[str, float] = {}
     for one in models:
         layers |= one.layers
+    waited = sum(one.wait_seconds_per_step * one.steps for one in models) / steps
+    if ended.interface_sent is not None and not any(one.rounds for one in models):  # no meter in a lab
+        waited = max(0.0, ended.step_seconds - sum(ended.compute))
     return {
         "compute_seconds": sum(ended.compute),
         "compress_seconds": sum(one.compress_seconds_per_step * one.steps for one in models) / steps,
-        "wait_seconds": sum(one.wait_seconds_per_step * one.steps for one in models) / steps,
+        "wait_seconds": waited,
         "rounds": sum(one.rounds for one in models) / steps,
         "payload": sum(one.payload_bytes + one.overhead_bytes for one in models) / steps,
         "layers": layers,
