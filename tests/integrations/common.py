@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,3 +34,17 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
+
+
+def same_ends(first: Any, second: Any) -> None:
+    """On both ranks a resumed run has the parameters and the counters of one without a stop."""
+    for method in METHODS:
+        for found in (first[method], second[method]):
+            (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]
+            assert torch.equal(straight, resumed), method
+            for name in ("steps", "bytes_sent", "rounds", "residual_norm"):
+                assert counted[name] == counted_on[name], f"{method}: {name}"
+            assert counted["steps"] == STEPS
+            assert torch.equal(straight, first[method]["straight"][0]), (
+                f"{method}: replicas differ at the end"
+            )

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import thinwire
-from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network
+from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network, same_ends
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
 
@@ -64,13 +64,4 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
 
 def test_a_loaded_state_ends_with_the_same_bits(tmp_path: Path) -> None:
     first, second = run_local(train, 2, str(tmp_path), timeout=170)
-    for method in METHODS:
-        for found in (first[method], second[method]):
-            (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]
-            assert torch.equal(straight, resumed), method
-            for name in ("steps", "bytes_sent", "rounds", "residual_norm"):
-                assert counted[name] == counted_on[name], f"{method}: {name}"
-            assert counted["steps"] == STEPS
-            assert torch.equal(straight, first[method]["straight"][0]), (
-                f"{method}: replicas differ at the end"
-            )
+    same_ends(first, second)

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -86,21 +86,16 @@ def attach_gradients(
         raise ConfigError("this model has a communication hook already, and DDP takes only one")
     names = _names(model)
     group = cast(dist.ProcessGroup, model.process_group)
-    on_cpu = dist.get_backend(group) == "gloo"
-    direct = overlap and on_cpu and exchange.traits.single_mean
-    lanes = LANES if overlap and on_cpu and not direct else 1
-    session = Session(
-        names.items(),
+    session, driver = session_with_driver(
+        names,
         exchange,
         group,
+        overlap=overlap,
         seed=seed,
         dense_below=dense_below,
         scaler=scaler,
         optimizer=optimizer,
-        lanes=lanes,
     )
-    executors = session.engine.executors
-    driver = Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
     host = _DdpHost(session.engine, names, driver)
     if switch is None:
         switch = _Switch(group)
@@ -114,6 +109,23 @@ def attach_gradients(
         session.needs_forward("DDP looks for unused parameters; use find_unused_parameters=False")
     session.on_detach(lambda: _detach(switch, handle))
     return session
+
+
+def session_with_driver(
+    parameters: Mapping[str, torch.Tensor],
+    exchange: Exchange,
+    group: dist.ProcessGroup,
+    *,
+    overlap: bool,
+    **options: Any,
+) -> tuple[Session, Lanes | Direct]:
+    """A session for a backward pass, and what runs its programs; the options are those of `Session`."""
+    on_cpu = dist.get_backend(group) == "gloo"
+    direct = overlap and on_cpu and exchange.traits.single_mean
+    lanes = LANES if overlap and on_cpu and not direct else 1
+    session = Session(parameters.items(), exchange, group, lanes=lanes, **options)
+    executors = session.engine.executors
+    return session, Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
 
 
 def _reconcile_before_forward(model: DistributedDataParallel, session: Session) -> RemovableHandle | None:

@@ -28,6 +28,7 @@ from thinwire.core.shards import is_sharded, local, named_shards, sharded_like
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.hosts.ddp import session_with_driver
 from thinwire.hosts.fsdp_scatter import attach_scatter
 from thinwire.net import frames
 from thinwire.net.executor import ProcessGroupExecutor
@@ -36,7 +37,6 @@ from thinwire.net.handshake import agree
 from thinwire.net.meter import Meter
 from thinwire.sessions.gradient import Session
 
-LANES = 2
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -80,21 +80,17 @@ def attach_fsdp(
         )
     parameters = sharded_parameters(model)
     check_replica_group(parameters.values(), process_group)
-    on_cpu = dist.get_backend(process_group) == "gloo"
-    direct = overlap and on_cpu and exchange.traits.single_mean
-    session = Session(
-        parameters.items(),
+    session, driver = session_with_driver(
+        parameters,
         exchange,
         process_group,
+        overlap=overlap,
         seed=seed,
         dense_below=dense_below,
         scaler=scaler,
         optimizer=optimizer,
-        lanes=LANES if overlap and on_cpu and not direct else 1,
     )
     session.needs_forward("FSDP gathers parameters in it")
-    executors = session.engine.executors
-    driver = Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
     host = _FsdpHost(session, _buckets(model, parameters), driver, overlap)
     handles: list[Any] = [p.register_post_accumulate_grad_hook(host.ready) for p in parameters.values()]
     handles.append(model.register_forward_hook(host.watch_outputs))
