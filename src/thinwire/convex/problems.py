@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from thinwire.convex.options import Objective
 from thinwire.core import checks
 from thinwire.errors import ConfigError
-from thinwire.kernels.cpu.linear import softmax_sum
+from thinwire.kernels.cpu.linear import softmax_stride, softmax_sum
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SoftmaxShare:
 
     def both(self, theta: torch.Tensor) -> tuple[float, torch.Tensor]:
         matrix = theta.view(self.features, self.classes)
-        stride = -(-self.classes // 16) * 16
+        stride = softmax_stride(self.classes)
         weights = torch.nn.functional.pad(matrix, (0, stride - self.classes))
         sums = torch.zeros_like(weights)
         flat = weights.flatten().numpy(), sums.view(-1).numpy()

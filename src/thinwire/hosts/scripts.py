@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self, cast
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -228,8 +229,16 @@ class ScriptHost:
         return enabled[0] if enabled else None
 
 
+# The callbacks of PyTorch's hooks hold the default group and are freed on its own thread. If the program has
+# destroyed the group meanwhile, that was the last reference: the thread waits for itself, and the process
+# aborts. One more reference, until the interpreter ends, prevents it.
+_kept: list[object] = []
+
+
 def add_pytorch_hook(model: DistributedDataParallel, method: str, group: MeteredGroup | None) -> None:
     """The hook of one of PyTorch's own methods; plain DDP has none."""
+    if group is None:
+        _kept.append(dist.group.WORLD)
     if method == "pytorch-fp16":
         model.register_comm_hook(group, cast(Any, default_hooks).fp16_compress_hook)
     elif method == "pytorch-powersgd":

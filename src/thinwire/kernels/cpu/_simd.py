@@ -203,22 +203,6 @@ def copy_signed64(typingctx, target, at, source, offset, mask):
 
 
 @intrinsic
-def add_scaled16(typingctx, target, at, source, offset, factor):
-    """add_scaled16(float64 target, at, float64 source, offset, float64 factor): 16 entries of target +=."""
-    doubles = ir.VectorType(ir.DoubleType(), 16)
-
-    def codegen(context, builder, signature, args):
-        pointer = lanes_at(context, builder, signature.args[0], args[0], args[1], doubles)
-        lanes = load(context, builder, signature.args[2], args[2], args[3], doubles)
-        scaled = builder.fmul(lanes, splat(builder, args[4], doubles), flags=("contract",))
-        total = builder.fadd(builder.load(pointer, align=8), scaled, flags=("contract",))
-        builder.store(total, pointer, align=8)
-        return context.get_dummy_value()
-
-    return types.void(target, types.intp, source, types.intp, types.float64), codegen
-
-
-@intrinsic
 def bits_of(typingctx, value):
     """bits_of(float32) -> int32, the same bits; vectorises inside loops."""
 

@@ -5,7 +5,16 @@ import math
 import numpy as np
 
 from thinwire.kernels.cpu._jit import F64, I32, I64, kernel
-from thinwire.kernels.cpu._simd import add_scaled16
+from thinwire.kernels.cpu._rows import (
+    product4,
+    product8,
+    product12,
+    product16,
+    update4,
+    update8,
+    update12,
+    update16,
+)
 
 LOGISTIC = 0
 SQUARES = 1
@@ -76,27 +85,56 @@ def gradient_sum(
 
 
 @kernel
+def _product(scores: F64, matrix: F64, columns: I32, values: F64, begin: int, end: int, stride: int) -> None:
+    """scores = the row's product with the matrix, which has `stride` entries for each column of the row."""
+    for c in range(0, stride, 16):
+        width = stride - c
+        if width == 4:
+            product4(scores, c, matrix, stride, c, columns, values, begin, end)
+        elif width == 8:
+            product8(scores, c, matrix, stride, c, columns, values, begin, end)
+        elif width == 12:
+            product12(scores, c, matrix, stride, c, columns, values, begin, end)
+        else:
+            product16(scores, c, matrix, stride, c, columns, values, begin, end)
+
+
+@kernel
+def _update(matrix: F64, scores: F64, columns: I32, values: F64, begin: int, end: int, stride: int) -> None:
+    """matrix += the outer product of the row and the scores."""
+    for c in range(0, stride, 16):
+        width = stride - c
+        if width == 4:
+            update4(matrix, stride, c, scores, c, columns, values, begin, end)
+        elif width == 8:
+            update8(matrix, stride, c, scores, c, columns, values, begin, end)
+        elif width == 12:
+            update12(matrix, stride, c, scores, c, columns, values, begin, end)
+        else:
+            update16(matrix, stride, c, scores, c, columns, values, begin, end)
+
+
+def softmax_stride(classes: int) -> int:
+    """Entries for each column in the matrices of `softmax_sum`: the classes, and zeros to fill a vector."""
+    return -(-classes // 4) * 4
+
+
+@kernel
 def softmax_sum(
     starts: I32, columns: I32, values: F64, labels: I64, classes: int, weights: F64, out: F64
 ) -> float:
     """Softmax regression: out += the sum of the rows' gradients; returns the sum of their losses.
 
-    `weights` and `out` have `stride` entries for each column, the classes and zeros up to a multiple of 16.
+    `weights` and `out` have `softmax_stride(classes)` entries for each column.
     """
-    stride = (classes + 15) // 16 * 16
-    scores = np.zeros(2 * stride)
+    stride = (classes + 3) // 4 * 4
+    scores = np.zeros(stride)
     total = 0.0
     for r in range(len(starts) - 1):
-        begin, end, label = starts[r], starts[r + 1], int(labels[r])
-        scores[:] = 0.0
-        # Two sums take turns: each waits for its own last addition only.
-        for e in range(begin, end):
-            turn = (e & 1) * stride
-            for c in range(0, stride, 16):
-                add_scaled16(scores, turn + c, weights, columns[e] * stride + c, values[e])
+        begin, end, label = int(starts[r]), int(starts[r + 1]), int(labels[r])
+        _product(scores, weights, columns, values, begin, end, stride)
         top = -np.inf
         for c in range(classes):
-            scores[c] += scores[stride + c]
             top = max(top, scores[c])
         own, whole = scores[label], 0.0
         for c in range(classes):
@@ -106,9 +144,7 @@ def softmax_sum(
         for c in range(classes):
             scores[c] /= whole
         scores[label] -= 1.0
-        for e in range(begin, end):
-            for c in range(0, stride, 16):
-                add_scaled16(out, columns[e] * stride + c, scores, c, values[e])
+        _update(out, scores, columns, values, begin, end, stride)
     return total
 
 
@@ -118,4 +154,4 @@ def warm() -> None:
     x, out = np.zeros(2), np.zeros(2)
     gradient_difference(starts, columns, values, labels, LOGISTIC, np.array([0, 1]), x, x, out)
     gradient_sum(starts, columns, values, labels, LOGISTIC, 0, 2, x, out)
-    softmax_sum(starts, columns, values, np.array([0, 1]), 2, np.zeros(32), np.zeros(32))
+    softmax_sum(starts, columns, values, np.array([0, 1]), 2, np.zeros(8), np.zeros(8))
