@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run lint check test test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
+.PHONY: setup run style types lint check quick test test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -16,21 +16,28 @@ setup: .venv/ready
 run: setup
 	$(BIN)/thinwire compare
 
-lint: setup
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/basedpyright --warnings
 
+lint: style types
+
 # The fast check, at most two minutes: lint, the layers, one pass of the laws (convergence apart), doctests, real processes.
-check: lint
+check: style
+	$(MAKE) --no-print-directory -j2 types quick
+
+quick: setup
 	$(BIN)/pytest -n 2 -m quick
 
-# Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
+# Tests run three at a time (they often wait), except those that go by the clock: timeouts, dead peers, emulated links.
 BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/failures/test_culprits.py \
 	tests/chaos tests/lab tests/net/test_links.py
 
 test: lint
-	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)
+	$(BIN)/pytest -n 3 $(BY_THE_CLOCK:%=--ignore=%)
 	$(BIN)/pytest $(BY_THE_CLOCK)
 
 test-slow: setup

@@ -9,6 +9,7 @@ STEPS = 16
 PQASGD = "pqasgd(every=4, bits=8)"
 
 
+@pytest.mark.slow
 def test_an_interface_sends_what_the_meter_says_and_far_less_than_dense() -> None:
     reason = namespaces.unavailable()
     if reason:

@@ -61,6 +61,7 @@ def test_a_reader_that_ends_early_is_no_traceback() -> None:
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_earlier_records_survive(tmp_path: Path) -> None:
     arguments = (*COMPARE, "--steps", "2", "--out", str(tmp_path))
     first = start(*arguments)

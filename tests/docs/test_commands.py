@@ -108,7 +108,12 @@ RULES = (
         edits=((r"torchrun .* -m", "torchrun --standalone --nproc-per-node 2 -m"),),
         slow=True,
     ),
-    Rule(r"torchrun .*examples/ddp_after\.py", edits=((r"-node \d+", "-node 2"),), options="--steps 2"),
+    Rule(
+        r"torchrun .*examples/ddp_after\.py",
+        edits=((r"-node \d+", "-node 2"),),
+        options="--steps 2",
+        slow=True,
+    ),
     Rule(r"torchrun .*examples/checkpoint\.py", options="--steps 2", slow=True),
     Rule(r"torchrun .*examples/fault_tolerance\.py", skip="needs a lighthouse and several groups"),
     Rule(r"python examples/fault_tolerance\.py", slow=True),

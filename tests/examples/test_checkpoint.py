@@ -65,6 +65,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(run(tmp_path_factory.mktemp("straight"), ranks=2))
 
 
+@pytest.mark.slow
 def test_a_killed_run_restarts_and_ends_with_the_same_bits(tmp_path: Path, straight: str) -> None:
     printed, killed = [], []
     with start(tmp_path, ranks=2) as process:

@@ -88,6 +88,7 @@ def with_average(worker: Worker) -> dict[str, torch.Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_twenty_steps_are_ten_and_ten_with_average() -> None:
     assert_same_everywhere(run_local(with_average, 2, timeout=150))
 

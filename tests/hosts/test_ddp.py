@@ -57,6 +57,7 @@ def every_option(worker: Worker) -> dict[str, torch.Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_options_of_ddp_and_bucket_rebuilds_change_nothing() -> None:
     """Error feedback would show a lost or misplaced residual at once."""
     assert_same_everywhere(run_local(every_option, 2, timeout=120))
@@ -284,6 +285,7 @@ def uneven(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_uneven_inputs_under_join() -> None:
     """A rank that has finished goes on sending what it owes; its own gradient counts as zero."""
     assert_same_everywhere(run_local(uneven, 2, tuple(filter(consents, METHODS)), timeout=90))
@@ -426,6 +428,7 @@ def subgroups(worker: Worker) -> dict[str, torch.Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_sub_process_groups() -> None:
     per_rank = run_local(subgroups, 4, timeout=60)
     for label, parameters in per_rank[0].items():

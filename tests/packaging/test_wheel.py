@@ -105,7 +105,13 @@ def test_readme_has_commands() -> None:
     assert any(command.startswith("thinwire compare") for command in commands)
 
 
-@pytest.mark.parametrize("command", readme_commands())
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.slow] if command.startswith("torchrun") else [])
+        for command in readme_commands()
+    ],
+)
 def test_a_command_of_the_readme_runs(command: str, environment: Path, tmp_path: Path) -> None:
     for script in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
         (tmp_path / "train.py").write_text(script)

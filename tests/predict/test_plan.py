@@ -200,6 +200,7 @@ def test_the_table_fits_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  - keeps the momentum itself: heavyball(momentum=0.9)" in lines
 
 
+@pytest.mark.slow
 def test_probe_under_torchrun() -> None:
     """Rank 0 alone answers, for as many workers as there are, on the link it measured."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -155,6 +155,7 @@ def test_tables_sort_and_copy(page: playwright.Page) -> None:
     assert len(rows) == 1 + len(HANDFUL) + 1
 
 
+@pytest.mark.slow
 def test_a_button_shows_all_columns(page: playwright.Page) -> None:
     summary = page.locator(".table", has_text="Summary")
     heads = summary.locator("thead th:visible")
@@ -172,6 +173,7 @@ def test_a_button_shows_all_columns(page: playwright.Page) -> None:
     assert heads.count() == 6
 
 
+@pytest.mark.slow
 def test_the_legend_stays_in_sight(page: playwright.Page) -> None:
     page.locator("#workers").scroll_into_view_if_needed()
     box = page.locator("div.legend").bounding_box()
@@ -180,6 +182,7 @@ def test_the_legend_stays_in_sight(page: playwright.Page) -> None:
     assert box["height"] < 110
 
 
+@pytest.mark.slow
 def test_the_records_can_be_saved(page: playwright.Page, tmp_path: Path) -> None:
     with page.expect_download() as download:
         page.click("[data-download]")
@@ -208,6 +211,7 @@ def test_it_fits_on_a_phone(page: playwright.Page) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_is_printed_on_paper(page: playwright.Page) -> None:
     page.evaluate(
         "addEventListener('beforeprint', () => { window.widths = "

@@ -206,7 +206,12 @@ PLOTTED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+LONG = {"asylpg", "pqasgd", "sparse"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+)
 def test_smoke(name: str, tmp_path: Path) -> None:
     arguments = [name, "--quick", "--out", str(tmp_path), "--json"]
     first = CliRunner().invoke(app, arguments)

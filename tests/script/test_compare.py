@@ -128,6 +128,7 @@ def test_resume_runs_only_what_is_missing(folder: Path, records: Records) -> Non
     assert kept.setting.layers == records.setting.layers
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_names_its_log(tmp_path: Path) -> None:
     write(tmp_path, PLAIN_FAILURE)
     done = command(tmp_path, "train.py", "-m", "dense", "--workers", "2", launcher=COMPARE)
@@ -148,6 +149,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_plan_takes_model_time_buckets_and_optimizer_from_the_script(tmp_path: Path) -> None:
     source = """
     import time

@@ -69,6 +69,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert re.search(r"rank 1 loss 0\.\d+", done.stdout)
 
 
+@pytest.mark.slow
 def test_torchrun_shows_the_traceback_of_the_worker_that_failed(tmp_path: Path) -> None:
     source = """
     dist.barrier()
@@ -111,6 +112,7 @@ def test_several_models_accumulation_and_a_module(tmp_path: Path) -> None:
     assert found["steps"] == 3
 
 
+@pytest.mark.slow
 def test_amp_with_a_scaler_and_compile(tmp_path: Path) -> None:
     source = """
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -261,6 +263,7 @@ def test_wrong_options_are_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_interrupting_ends_all_workers(tmp_path: Path) -> None:
     source = """
     from pathlib import Path

@@ -10,6 +10,7 @@ from thinwire.tools.lab import namespaces
 VARIANTS = ("full", "paper", "centered", "sparse")
 
 
+@pytest.mark.slow
 def test_the_servers_interface_carries_what_the_meter_says():
     reason = namespaces.unavailable()
     if reason:
