@@ -92,6 +92,7 @@ class Rank:
         self.module = mlp(depth=2)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
         self.model: nn.Module = self.module
+        self.taken = 0  # steps
 
     def run(self) -> Report:
         try:
@@ -143,6 +144,7 @@ class Rank:
                     self.report.residuals_kept = digest(session.residuals()) == before
                 self._failed(error, time.monotonic() - begin)
                 return
+            self.taken += 1
             if saving is not None:
                 saving.step()
         if isinstance(session, PeriodicSession):
@@ -247,7 +249,8 @@ class Rank:
         return self.report
 
     def _end(self, session: BaseSession) -> Report:
-        self.report.step = session.step
+        # A session whose method remembers nothing does not count.
+        self.report.step = session.step or self.taken
         if isinstance(session, PeriodicSession):
             self.report.model = digest(session.common_parameters())
         else:
