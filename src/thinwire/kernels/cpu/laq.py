@@ -206,8 +206,9 @@ def _run(grad: Tensor, last: Tensor, work: Callable[[F32, F32, int], T]) -> list
 
 
 def _step(radius: np.float32, bits: int) -> np.float32:
-    """2 tau R, formed as in the reference."""
-    return np.float32(2.0) * (radius / np.float32(2**bits - 1))
+    """2 tau R, formed as in the reference. A radius from the wire may be as large as a float32 can be."""
+    with np.errstate(over="ignore"):
+        return np.float32(2.0) * (radius / np.float32(2**bits - 1))
 
 
 def warm() -> None:
