@@ -481,15 +481,13 @@ class _Rounds:
     async def _collect(self, request: _Collect) -> list[list[torch.Tensor]]:
         """An all-to-all in which only `root` receives; every rank knows all lengths beforehand."""
         me, parts = self.rank_info.rank, request.parts
-        frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
-        nothing = frame[:0]
         senders = [rank for rank in request.senders if rank != request.root]
         sends = me in senders
-        blocks = [nothing] * self.rank_info.size
+        blocks = [parts[0].new_empty(0, dtype=torch.uint8)] * self.rank_info.size
         if sends:
-            blocks[request.root] = frame
-        here = me == request.root
-        lengths = [frame.numel() if here and rank in senders else 0 for rank in range(self.rank_info.size)]
+            blocks[request.root] = frames.pack(parts, step=self.step, mark=self.mark, ragged=False)
+        here, length = me == request.root, frames.frame_bytes(parts, ragged=False)
+        lengths = [length if here and rank in senders else 0 for rank in range(self.rank_info.size)]
         payload = frames.parts_bytes(parts) if sends else 0
         arrived = cast(
             "list[torch.Tensor]", await _Ask(frames.AllToAll(tuple(blocks), tuple(lengths), payload))
