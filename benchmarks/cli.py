@@ -10,6 +10,7 @@ from benchmarks import (
     digits,
     hsdp,
     kernels,
+    language,
     memory,
     methods,
     overhead,
@@ -40,6 +41,7 @@ bench.command("hsdp")(hsdp.command)
 bench.command("scale")(scale.command)
 bench.command("recovery")(recovery.command)
 bench.command("digits")(digits.command)
+bench.command("language")(language.command)
 bench.command("predict")(predictions.command)
 
 

@@ -135,6 +135,25 @@ def _sketch_query(cols: int) -> Make:
     return make
 
 
+def _rotation(turn: Callable[[Tensor, int, Tensor], None]) -> Make:
+    def make(size: int) -> tuple[Action, Action]:
+        x, out = torch.randn(size), torch.zeros(size)
+        return lambda: turn(x, 1, out), nothing
+
+    return make
+
+
+def _cosine(transform: Callable[[Tensor, kernels.Chunks, Tensor], None]) -> Make:
+    """A matrix of 4,096 columns; the entries beyond its last row are left out."""
+
+    def make(size: int) -> tuple[Action, Action]:
+        chunks = kernels.Chunks.of((max(size // 4096 // 64, 1) * 64, 4096))
+        x, out = torch.randn(chunks.total), torch.zeros(chunks.total)
+        return lambda: transform(x, chunks, out), nothing
+
+    return make
+
+
 def _k(x: Tensor, ratio: float) -> int:
     return max(int(ratio * x.numel()), 1)
 
@@ -149,6 +168,11 @@ CASES: tuple[Case, ...] = (
         "feedback + topk 1 %, undo in the gradient",
         None,
         _feedback(lambda r, g: kernels.feedback_topk(r, g, _k(r, 0.01), undo=g)),
+    ),
+    Case(
+        "feedback + topk 1 % of chunks of 4,096",
+        1.5,
+        _feedback(lambda r, g: kernels.feedback_chunk_topk(r, g, kernels.PerChunk(41, 4096))),
     ),
     Case(
         "select on the sum 1 %", None, _feedback(lambda r, g: kernels.select_feedback_topk(r, g, _k(r, 0.01)))
@@ -188,6 +212,11 @@ CASES: tuple[Case, ...] = (
     Case("GSpar sample 1 %", None, _gspar_sample),
     Case("chunk arg-max, chunks of 100", None, _reading(lambda x: kernels.chunk_argmax(x, 100))),
     Case("scatter mean of 8 x 1 %", 1.2, _scatter),
+    Case("rotate", 2.5, _rotation(kernels.rotate)),
+    Case("rotate back", 2.5, _rotation(kernels.rotate_back)),
+    Case("scales of signs, blocks of 4,096", None, _reading(lambda x: kernels.sign_scales(x, 4096))),
+    Case("DCT, chunks of 64 x 64", 6.0, _cosine(kernels.dct)),
+    Case("inverse DCT, chunks of 64 x 64", 6.0, _cosine(kernels.inverse_dct)),
     Case("all finite", None, _reading(kernels.all_finite)),
     Case("sketch insert 5 x 20k", 4.0, _sketch_insert(20_000)),
     Case("sketch insert 5 x 100k", 4.0, _sketch_insert(100_000)),

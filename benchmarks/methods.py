@@ -63,7 +63,8 @@ def run(
     progress: Progress | None = None,
 ) -> list[Row]:
     """Time every method on one float32 tensor of `size` entries, a square matrix as nearly as possible."""
-    strings = [str(parse_exchange(text)) for text in (chosen or list_methods())]
+    one_level = [name for name, cls in list_methods().items() if not cls().traits.two_levels]
+    strings = [str(parse_exchange(text)) for text in (chosen or one_level)]
     on_report = from_rank_0(progress)
     return run_local(_measure, 1, strings, size, repeats, threads, timeout=3600, on_report=on_report)[0]
 

@@ -26,7 +26,12 @@ from thinwire.tools.cli.show import JsonFile, Methods, errors, save, table
 WORKERS = (4, 16, 64, 256, 1024)
 DEFAULT_SIZE = 1_000_000
 # Forms of a method whose growth differs from that of its default.
-ALSO = ("topk(reduce='gather')", "topk(reduce='split')", "qsgd(reduce='gather')")
+ALSO = (
+    "topk(reduce='gather')",
+    "topk(reduce='split')",
+    "qsgd(reduce='gather')",
+    "hierarchical(outer=topk, local=4)",
+)
 # Every worker of a gather decodes every other one's code of the whole tensor: hours beyond this.
 DECODED_ENTRIES = 3e10
 DISTINCT_GRADIENTS = 8
@@ -86,7 +91,9 @@ def _summary(rows: Sequence[Row]) -> tuple[str, str, str]:
 
 
 def line_up() -> list[str]:
-    return [str(cls()) for cls in list_methods().values()] + [str(parse_exchange(text)) for text in ALSO]
+    """Two levels only with the number of ranks per host."""
+    defaults = [str(cls()) for cls in list_methods().values() if not cls().traits.two_levels]
+    return defaults + [str(parse_exchange(text)) for text in ALSO]
 
 
 def run(

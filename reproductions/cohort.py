@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,20 @@ class Recipe:
     decay_at: float = 1.0
     """The part of the steps after which the learning rate is a tenth."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
+    warm_up: int = 0
+    """Steps in which the learning rate rises to its full value."""
+    cosine: bool = False
+    """The learning rate falls to a tenth by a cosine."""
+    clip: float | None = None
+    """The largest norm of the gradient that the optimizer gets."""
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warm_up))
+        if self.cosine:
+            done = max(0, step - self.warm_up) / max(1, self.steps - self.warm_up)
+            rate *= 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
+        return rate * (0.1 if step >= int(self.decay_at * self.steps) else 1.0)
 
     def optimizer_for(self, model: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
@@ -92,6 +107,7 @@ class Workers(ABC):
         self.models = [first, *(copy.deepcopy(first) for _ in range(replicas - 1))]
         self.optimizers = [recipe.optimizer_for(model) for model in self.models]
         self.losses: list[float] = []
+        self.steps: int = 0
         self._order = torch.Generator().manual_seed(1 + recipe.seed)
 
     def model_of(self, rank: int) -> nn.Module:
@@ -110,6 +126,15 @@ class Workers(ABC):
         value = loss(self.data, model(inputs), targets)
         value.backward()
         return float(value.detach())
+
+    def update(self, replica: int, step: int) -> None:
+        """One step of a replica's optimizer, with the recipe's learning rate and clipping."""
+        optimizer = self.optimizers[replica]
+        for group in optimizer.param_groups:
+            group["lr"] = self.recipe.rate(step)
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.models[replica].parameters(), self.recipe.clip)
+        optimizer.step()
 
     @abstractmethod
     def step(self) -> float:
@@ -144,13 +169,12 @@ class Cohort(Workers):
                 rank_info=RankInfo(rank, recipe.workers),
                 seed=recipe.seed,
                 dense_below=recipe.dense_below,
-                optimizer=self.optimizers[rank % len(self.optimizers)],
+                optimizer=self.optimizers[rank] if rank < len(self.optimizers) else None,
             )
             for rank in range(recipe.workers)
         ]
         self._velocities: Gradients = []
         self._watch: Watch | None = None
-        self.steps = 0
 
     def gradients(self) -> tuple[float, Gradients]:
         """The mean loss of the next batches, and every worker's gradients on its own."""
@@ -178,13 +202,10 @@ class Cohort(Workers):
         if self._watch is not None:
             self._watch(gradients)
         means = self.average(self._with_momentum(gradients))
-        if self.steps == int(self.recipe.decay_at * self.recipe.steps):
-            for optimizer in self.optimizers:
-                optimizer.param_groups[0]["lr"] *= 0.1
         for rank, model in enumerate(self.models):
             for name, parameter in model.named_parameters():
                 parameter.grad = means[rank][name]
-            self.optimizers[rank].step()
+            self.update(rank, self.steps)
         self.steps += 1
         return value
 
@@ -250,7 +271,8 @@ class LocalCohort(Workers):
         total = 0.0
         for rank, rows in enumerate(self.next_rows()):
             total += self.backward(rank, self._shard(rank, rows)) / self.recipe.workers
-            self.optimizers[rank].step()
+            self.update(rank, self.steps)
+        self.steps += 1
         due = [program for session in self.sessions if (program := session.advance()) is not None]
         if due:
             self.network.run(due)

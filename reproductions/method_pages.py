@@ -142,9 +142,15 @@ def _usage(one: Description) -> list[str]:
             "session.finish()  # a last sync round",
         ]
     else:
-        needs = {"no momentum": "without momentum", "plain SGD": "plain SGD"}.get(one.traits["optimizer"])
-        optimizer = f", optimizer=optimizer)  # {needs}" if needs else ")"
+        needs = {"no momentum": "without momentum", "plain SGD": "plain SGD", "Adam": "AdamW"}.get(
+            one.traits["optimizer"]
+        )
+        optimizer = ", optimizer=optimizer)" if needs else ")"
         code = [f'session = thinwire.attach(ddp_model, "{one.usual}"{optimizer}']
+        if needs and len(code[0]) > 90:
+            code = [f"# optimizer: {needs}", *code]
+        elif needs:
+            code = [f"{code[0]}  # {needs}"]
         code += ["...  # your training loop"]
         code += [] if one.traits["consensus"] else ["session.reconcile()  # before you save or evaluate"]
     lines = ["<!-- fragment -->", "```python", "import thinwire", "", *code, "```"]

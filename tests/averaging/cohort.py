@@ -28,6 +28,7 @@ ALSO = (
     "periodic(every=3, exchange=powersgd(rank=2), outer_lr=0.7, outer_momentum=0.5)",
     "periodic(every=4, exchange=topk(ratio=0.2), fragments=2)",
     "periodic(every=2, exchange=scalecom(ratio=0.1), warmup=2, momentum='average')",
+    "periodic(every=3, exchange=hierarchical(outer=topk(ratio=0.2), local=2))",
 )
 CONFIGURATIONS = tuple(dict.fromkeys([str(cls()) for cls in list_schedules().values()] + list(ALSO)))
 

@@ -59,6 +59,9 @@ def per_step() -> list[str]:
         "powersgd": "powersgd(rank=1)",
         "scalecom": "scalecom(ratio=0.2)",
         "dgc": "dgc(ratio=0.2)",
+        "demo": "demo(ratio=0.2)",
+        "adam": "adam(exchange=topk(ratio=0.2), warmup=2)",
+        "ef21": "ef21(exchange=topk(ratio=0.2))",
     }
     return [
         busy.get(name, name) for name, cls in thinwire.list_methods().items() if issubclass(cls, Exchange)

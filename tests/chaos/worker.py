@@ -20,6 +20,7 @@ from torch import nn
 import thinwire
 from tests.chaos.scenarios import STEPS, Scenario
 from tests.hosts.common import mlp, square_loss, wrap
+from thinwire.core import Exchange
 from thinwire.net import frames
 from thinwire.net.launch import Worker
 from thinwire.net.roll_call import default_store
@@ -90,7 +91,7 @@ class Rank:
         self.guilty = worker.rank == scenario.culprit
         self.report = Report(worker.rank)
         self.module = mlp(depth=2)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
+        self.optimizer = self._optimizer()
         self.model: nn.Module = self.module
         self.taken = 0  # steps
 
@@ -107,6 +108,12 @@ class Rank:
         finally:
             session.detach()
             self.report.threads = [t.name for t in threading.enumerate() if t.name.startswith("thinwire")]
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        method = thinwire.parse(self.scenario.method)
+        if isinstance(method, Exchange) and method.traits.optimizer == "Adam":
+            return torch.optim.AdamW(self.module.parameters(), lr=0.01)
+        return torch.optim.SGD(self.module.parameters(), lr=0.05)
 
     def _attach(self) -> BaseSession:
         scenario = self.scenario
@@ -166,7 +173,7 @@ class Rank:
         os.fsync = FSYNC
         wait_for_all(self.worker, f"chaos/{self.scenario.number}/resume")
         self.module = mlp(depth=2)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
+        self.optimizer = self._optimizer()
         self.model = self.module
         session = self._attach()
         self.report.resumed = self._checkpointer(session).load_latest()

@@ -85,3 +85,10 @@ def test_epochs_become_steps() -> None:
 
 def test_every_model_has_a_recipe() -> None:
     assert tuple(RECIPES) == MODELS
+
+
+def test_adam_is_compared_under_adamw_alone() -> None:
+    methods = ["dense", "adam"]
+    with pytest.raises(ConfigError, match="averages Adam's momentum: give --optimizer adamw"):
+        prepare(Comparison(methods, optimizer="sgd"))
+    assert prepare(Comparison(methods, optimizer="adamw"))

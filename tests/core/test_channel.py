@@ -221,14 +221,14 @@ class Boaster(Lockstep):
         super().__init__(size)
         self._announced = announced
 
-    def perform(self, ops):
+    def perform(self, ops, ranks, *, inside=False):
         for op in ops[1:2]:
             if isinstance(op, frames.AllGather) and op.block.numel() == 8:
                 op.block.view(torch.int64)[0] = self._announced
             if isinstance(op, frames.AllToAll) and op.blocks[0].numel() == 8:
                 for block in op.blocks:
                     block.view(torch.int64)[0] = self._announced
-        return super().perform(ops)
+        return super().perform(ops, ranks, inside=inside)
 
 
 @pytest.mark.parametrize("announced", [-8, 0, 17, 888, 2**32, 2**62])

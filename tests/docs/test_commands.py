@@ -95,6 +95,7 @@ RULES = (
         options="--only mlp --steps 4",
     ),
     Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk"),
+    Rule(r"python -m benchmarks language", options="--steps 10 --seeds 1 --batch 1 -m topk", slow=True),
     Rule(r"python -m benchmarks peers", options="--steps 1", slow=True),
     Rule(r"python -m benchmarks all", options="--steps 1 --size 5000", slow=True),
     Rule(

@@ -13,20 +13,26 @@ from tests.laws.cohort import Cohort
 from thinwire import list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
 from thinwire.core import Exchange, Layout
-from thinwire.methods import GSpar, Sketched
+from thinwire.kernels import Chunks, PerChunk
+from thinwire.methods import DeMo, GSpar, Sketched
 from thinwire.methods.families import indices
 from thinwire.methods.families.sketch import WIRE
 from thinwire.methods.families.sparse import count_of
 
 KNOWN = {**list_methods(), **list_schedules()}
 # Methods without a formula of their own: what they wrap has one.
-WRAPPERS = {"warmup", "route", "periodic"}
+WRAPPERS = {"warmup", "route", "hierarchical", "adam", "ef21", "periodic"}
 OTHERS = (
     "topk(ratio=0.2)",
+    "topk(ratio=0.03, chunk=200)",
+    "sparseloco(every=4, ratio=0.1, bits=4, chunk=64)",
+    "diloco(every=7, bits=4)",
     "gaussiank(ratio=0.2)",
     "threshold(value=0.5)",
     "randomblock(ratio=0.03)",
     "qsgd(bits=8, bucket=100)",
+    "qsgd(bits=2, rotate=True)",
+    "demo(ratio=0.1, chunk=20)",
     "gspar(ratio=0.02)",
     "gspar(budget=1.0)",
     "powersgd(rank=2)",
@@ -57,6 +63,12 @@ def evaluated(text: str, layout: Layout, **counted: Any) -> float:
         "min": min,
         "index_bytes": indices.code_bytes,
     }
+    if isinstance(method, DeMo):
+        chunks = Chunks.of(slot.shape, method.chunk)
+        k = count_of(method.ratio, chunks.size)
+        names |= {"coefficients": chunks.total, "k": k * (chunks.total // chunks.size)}
+    elif chunk := getattr(method, "chunk", None):
+        names["k"] = PerChunk(count_of(method.options()["ratio"], chunk), chunk).total(n)
     if isinstance(method, Sketched):
         _, columns, fetched = method.sizes(n)
         names |= {"hashes": method.rows, "columns": columns, "fetched": fetched}
@@ -134,7 +146,7 @@ def test_every_method_says_what_it_sends() -> None:
 
 def test_every_method_of_a_paper_names_it() -> None:
     without = {name for name, cls in KNOWN.items() if not cls.reference}
-    assert without == {"dense", "fp16", "bf16", *WRAPPERS}
+    assert without == {"dense", "fp16", "bf16", "warmup", "route", "hierarchical", "periodic"}
     for name, cls in KNOWN.items():
         assert "Reference:" not in (cls.__doc__ or ""), f"{name}: the reference is a class attribute"
         assert not cls.reference.endswith("."), name

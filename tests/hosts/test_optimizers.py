@@ -5,11 +5,12 @@ import logging
 import pytest
 import torch
 
-from thinwire import ConfigError, Session
+from thinwire import ConfigError, Session, parse
+from thinwire.methods import Adam
 from thinwire.net.rank_info import RankInfo
 
 PARAMETERS = [("weight", torch.zeros(40, 50)), ("bias", torch.zeros(50))]
-OWNERS = ("dgc", "sketched", "heavyball")
+OWNERS = ("dgc", "demo", "sketched", "heavyball")
 
 
 def session(method: str, optimizer: torch.optim.Optimizer | None) -> Session:
@@ -35,13 +36,67 @@ def test_an_optimizer_with_momentum_is_refused(method: str) -> None:
 
 @pytest.mark.parametrize("method", OWNERS)
 def test_one_without_is_accepted_in_silence(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    session(method, torch.optim.SGD(tensors()))
+    assert not caplog.records
     for optimizer in (
-        torch.optim.SGD(tensors()),
         torch.optim.Adam(tensors(), betas=(0.0, 0.999)),
         torch.optim.AdamW(tensors(), betas=(0.0, 0.999), weight_decay=0.1),
         torch.optim.Adagrad(tensors()),
     ):
         session(method, optimizer)
+    assert all("sends late" in record.message for record in caplog.records)
+
+
+class MyAdam8bit(torch.optim.Adam):
+    """As of another package."""
+
+
+ADAPTIVE = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adafactor,
+    MyAdam8bit,
+)
+LATE = (
+    "topk",
+    "gaussiank",
+    "scalecom",
+    "randomk",
+    "efsign",
+    "onebit",
+    "powersgd",
+    "topk(decay=0.9)",
+    "randomblock",
+)
+
+
+@pytest.mark.parametrize("method", LATE)
+def test_error_feedback_under_an_adaptive_optimizer_is_warned_of(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    session(method, torch.optim.SGD(tensors(), momentum=0.9))
+    session(method, None)
+    Session(PARAMETERS, method, rank_info=RankInfo(1, 2), optimizer=torch.optim.AdamW(tensors()))
+    assert not caplog.records
+    for count, kind in enumerate(ADAPTIVE, 1):
+        session(method, kind(tensors(), lr=0.1))
+        assert len(caplog.records) == count, "one line"
+        message = caplog.records[-1].message
+        assert f"{kind.__name__} takes that" in message
+        assert "\n" not in message
+        better = message.split("adam(exchange=")[1].split(") with AdamW")[0]
+        assert isinstance(parse(f"adam(exchange={better})"), Adam), "what it names can be used as it stands"
+
+
+def test_methods_that_send_nothing_late_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for method in ("dense", "bf16", "qsgd(bits=4)", "natural", "topk(feedback=False)", "adam", "terngrad"):
+        session(method, torch.optim.AdamW(tensors()))
     assert not caplog.records
 
 

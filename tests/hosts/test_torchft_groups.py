@@ -22,7 +22,9 @@ coordination = pytest.importorskip("torchft.coordination")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SERVED = sorted(
-    name for name, cls in thinwire.list_methods().items() if cls().traits.consensus and name not in ("route",)
+    name
+    for name, cls in thinwire.list_methods().items()
+    if cls().traits.consensus and name not in ("route", "hierarchical")
 )
 WAIT = timedelta(seconds=15)
 

@@ -63,6 +63,17 @@ def everything(x):
     indices, values = kernels.topk(x, n // 10)
     kernels.scatter_mean([indices] * 3, [values] * 3, out)
     kernels.a2sgd_apply(x, 0.1, 0.2, 0.3, 0.4, last)
+    results += [kernels.sign_scales(x, 512), kernels.chunk_topk(x, kernels.PerChunk(7, 512))]
+    for transform in (kernels.rotate, kernels.rotate_back):
+        turned = torch.empty(n)
+        transform(x, 5, turned)
+        results.append(turned)
+    chunks, again = kernels.Chunks(64, n // 64, 64, 64), torch.empty(n // 64 * 64)
+    coefficients = torch.empty(chunks.total)
+    kernels.dct(x[: again.numel()], chunks, coefficients)
+    results.append(coefficients.clone())
+    kernels.inverse_dct(coefficients, chunks, again)
+    results.append(again)
     return (*results, out, last, kernels.all_finite(x))
 
 

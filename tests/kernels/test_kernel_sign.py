@@ -48,6 +48,38 @@ def test_mean_over_workers_equals_the_reference(n, workers, dtype):
 
 
 @quick
+@given(vectors(FINITE_KINDS), st.sampled_from(DTYPES), st.sampled_from([4096, 12288]), st.integers(1, 5))
+def test_buckets_equal_the_reference(x, dtype, bucket, workers):
+    x = x.to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
+    n, sent = x.numel(), []
+    for w in range(workers):
+        given = x * (w + 1)
+        packed, means = kernels.sign_pack_means(given, bucket)
+        bits, expected = reference(lambda given=given: kernels.sign_pack_means(given, bucket))
+        same(packed, bits)
+        assert torch.allclose(means, expected, rtol=1e-6, atol=0)
+        sent.append((packed, means))
+    codes, scales = [c for c, _ in sent], [s for _, s in sent]
+    out, expected = torch.empty(n).to(dtype), torch.empty(n).to(dtype)
+    kernels.sign_means(codes, scales, bucket, n, out)
+    reference(lambda: kernels.sign_means(codes, scales, bucket, n, expected))
+    same(out, expected)
+
+
+def test_hostile_buckets_are_refused():
+    packed, scales = kernels.sign_pack_means(torch.ones(5000), 4096)
+    out = torch.zeros(5000)
+    for bad in (scales[:1], torch.cat([scales, scales]), scales.double(), scales[:0]):
+        with pytest.raises(kernels.PayloadError):
+            kernels.sign_means([packed], [bad], 4096, 5000, out)
+    with pytest.raises(kernels.PayloadError):
+        kernels.sign_means([packed[:-1]], [scales], 4096, 5000, out)
+    for bucket in (0, 100, -4096):
+        with pytest.raises(ValueError, match="bucket"):
+            kernels.sign_means([packed], [scales], bucket, 5000, out)
+
+
+@quick
 @given(st.sampled_from(SIZES), st.sampled_from([1, 2, 3, 4, 7, 8, 15, 16, 17, 33]))
 def test_majority_equals_the_reference(n, workers):
     packed = [kernels.sign_pack(vector("normal", n, w)) for w in range(workers)]

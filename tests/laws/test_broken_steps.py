@@ -40,13 +40,15 @@ def broken(engines: list, inputs: list[dict[str, torch.Tensor]], number: int) ->
     programs = [
         engine.program(engine.views(tensors)[1]) for engine, tensors in zip(engines, inputs, strict=True)
     ]
-    answers: list = [None] * len(programs)
+    requests: list = [None] * len(programs)
+    answers: dict[int, object] = dict.fromkeys(range(len(programs)))
     try:
         for _ in range(number + 1):
-            requests = [program.send(answer) for program, answer in zip(programs, answers, strict=True)]
+            for rank, answer in answers.items():
+                requests[rank] = programs[rank].send(answer)
             if isinstance(requests[0], frames.Commit):
                 return False
-            answers = driver.perform(requests)
+            answers = driver.serve(requests)
         for program in programs:
             with pytest.raises(PeerError):
                 program.throw(PeerError("a test"))

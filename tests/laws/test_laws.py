@@ -100,7 +100,9 @@ def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
     assert promised is not None or traits.payload == "data-dependent", "other methods know their bytes"
     for session in cohort.sessions:  # warm-ups are over: what is promised is what comes after them
         session.engine.step = max(
-            getattr(parse(method), name, 0) for name in ("warmup", "steps", "start_after")
+            getattr(exchange, name, 0)
+            for exchange in (parse(method), getattr(parse(method), "outer", None))
+            for name in ("warmup", "steps", "start_after")
         )
     for step in range(3):
         before = [meter.payload_bytes for meter in cohort.driver.meters]

@@ -60,7 +60,7 @@ sizes = st.sampled_from([1, 5, 8, 40, 137])
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.data(), st.sampled_from(CODES), sizes)
+@given(st.data(), st.sampled_from([*CODES, "signsgd(rotate=True)"]), sizes)
 def test_codes(data: st.DataObject, text: str, n: int) -> None:
     codec = parse(text)
     assert isinstance(codec, Quantised)

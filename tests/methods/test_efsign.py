@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.laws.cohort import Cohort
+from thinwire import ConfigError
 from thinwire.methods import EFSign
 
 
@@ -50,6 +51,38 @@ def test_two_shots_keep_the_errors_bounded() -> None:
         cohort.average(inputs)
         norms.append(float(cohort.residuals()["wide"].norm()))
     assert max(norms[50:]) < 2 * max(norms[:50])
+
+
+@pytest.mark.parametrize("reduce", ["gather", "twoshot"])
+def test_every_bucket_has_a_magnitude_of_its_own(reduce: str) -> None:
+    """Entries of very different sizes: with buckets far less is lost, and nothing for ever."""
+    shapes = {"wide": (5, 4096)}
+    parted, whole = Cohort(EFSign(bucket=4096, reduce=reduce), 3, shapes), Cohort(EFSign(), 3, shapes)
+    sizes = 10.0 ** torch.arange(5.0)[:, None]
+    inputs = [
+        {"wide": torch.randn(5, 4096, generator=torch.Generator().manual_seed(r)) * sizes} for r in range(3)
+    ]
+    mean = sum(one["wide"] for one in inputs) / 3
+    (out, *others) = (one["wide"] for one in parted.average(inputs))
+    assert all(torch.equal(out, other) for other in others)
+    coarse = whole.average(inputs)[0]["wide"]
+    assert ((out - mean).norm(dim=1) < 1.5 * mean.norm(dim=1)).all()
+    assert (coarse - mean)[0].norm() > 100 * mean[0].norm()
+    assert torch.allclose(3 * out + parted.residuals()["wide"], 3 * mean.double(), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("n", [0, 1, 4095, 4096, 4097, 20_000])
+def test_a_bucket_costs_four_bytes(n: int) -> None:
+    method = EFSign(bucket=4096)
+    parts = method.encode(torch.randn(n), 0)
+    assert sum(part.numel() * part.element_size() for part in parts) == method.code_bytes(n)
+    assert method.code_bytes(n) == -(-n // 8) + 4 * -(-n // 4096)
+
+
+def test_a_bucket_is_made_of_whole_tiles() -> None:
+    for bad in (0, 100, 4097, True):
+        with pytest.raises(ConfigError, match="bucket"):
+            EFSign(bucket=bad)
 
 
 def test_one_bit_an_entry() -> None:

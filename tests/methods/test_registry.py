@@ -40,7 +40,10 @@ def test_no_method_class_is_forgotten_in_the_registry() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("topkk(ratio=0.1)", r"unknown method 'topkk' \(did you mean 'topk'\?\); valid methods: a2sgd, bf16"),
+        (
+            "topkk(ratio=0.1)",
+            r"unknown method 'topkk' \(did you mean 'topk'\?\); valid methods: a2sgd, adam, bf16",
+        ),
         ("topk(ration=0.1)", r"topk has no option 'ration' \(did you mean 'ratio'\?\); valid options: ratio"),
         ("topk(ratio=2)", "topk: ratio must be a number above 0 and up to 1, not 2"),
         ("topk(ratio='a')", "not 'a'"),

@@ -52,6 +52,20 @@ MUTANTS = (
         (LAWS, "-k", "test_conservation and topk and split"),
     ),
     Mutant(
+        "demo drops what its code lost",
+        "methods/families/cosine.py",
+        "            room[where] -= amount\n",
+        "            pass\n",
+        (LAWS, "-k", "test_conservation and demo"),
+    ),
+    Mutant(
+        "the second code of two shots is not rotated back",
+        "methods/families/quantised.py",
+        "        self.codec.turn_back(decoded, self.rotation - 1 - owner)\n",
+        "",
+        ("tests/methods/test_rotate.py", "-k", "two_large_entries"),
+    ),
+    Mutant(
         "an aborted step keeps its error",
         "methods/families/feedback.py",
         "            self._error.copy_(self._out)\n",

@@ -48,6 +48,7 @@ def measure(rank: int, method: str, steps: int) -> dict[str, int]:
         "metered": session.meter.sent_bytes - sent,
         "received": session.meter.received_bytes - received,
         "rounds": session.meter.rounds,
+        "inside": session.meter.inside.sent_bytes,
     }
     session.detach()
     return result

@@ -19,12 +19,14 @@ def measure(size: int, methods: tuple[str, ...], steps: int) -> list[dict[str, d
     return reports(Path(__file__).with_name("kernel_bytes_worker.py"), size, str(steps), *methods)
 
 
-def reports(worker: Path, size: int, *arguments: str) -> list[dict[str, dict[str, int]]]:
-    """The last line that this script prints on each of `size` hosts."""
-    with namespaces.network(size) as hosts:
+def reports(worker: Path, size: int, *arguments: str, per_host: int = 1) -> list[dict[str, dict[str, int]]]:
+    """The last line that this script prints on each rank; `per_host` of them share a host."""
+    with namespaces.network(size // per_host) as hosts:
         processes = [
-            host.start([sys.executable, str(worker), str(rank), str(size), hosts[0].address, *arguments])
-            for rank, host in enumerate(hosts)
+            hosts[rank // per_host].start(
+                [sys.executable, str(worker), str(rank), str(size), hosts[0].address, *arguments]
+            )
+            for rank in range(size)
         ]
         results = []
         for rank, process in enumerate(processes):
@@ -45,3 +47,20 @@ def test_an_interface_sends_what_the_meter_says(size: int) -> None:
         for method, counted in by_method.items():
             ratio = counted["kernel"] / counted["metered"]
             assert 1.00 <= ratio <= 1.08, f"{method}, rank {rank} of {size}: {ratio:.4f}, {counted}"
+
+
+def test_a_host_with_two_ranks_sends_what_the_meter_of_its_leader_says() -> None:
+    """What its ranks send to each other does not pass its interface."""
+    reason = namespaces.unavailable()
+    if reason:
+        pytest.skip(reason)
+    method = "hierarchical(outer=topk(ratio=0.05), local=2)"
+    worker = Path(__file__).with_name("kernel_bytes_worker.py")
+    for rank, by_method in enumerate(reports(worker, 4, "20", method, per_host=2)):
+        counted = by_method[method]
+        assert counted["inside"] > 10 * counted["metered"]
+        if rank % 2:
+            assert counted["metered"] == 0
+        else:
+            ratio = counted["kernel"] / counted["metered"]
+            assert 1.00 <= ratio <= 1.08, f"rank {rank}: {ratio:.4f}, {counted}"

@@ -61,6 +61,15 @@ def test_only_what_is_proven_is_recommended(method: str, reason: str | None) -> 
     assert planning.kept_back(method) == reason
 
 
+def test_late_entries_are_not_recommended_under_adam() -> None:
+    for method in ("topk(ratio=0.01)", "powersgd(rank=4)", "efsign"):
+        assert planning.kept_back(method, optimizer="adaptive") == (
+            "what it sends late disturbs an adaptive optimizer"
+        )
+    assert planning.kept_back("qsgd(bits=4)", optimizer="adaptive") is None
+    assert planning.kept_back("adam", optimizer="plain SGD") == "needs AdamW"
+
+
 def test_the_table_that_proves_is_one_of_known_methods() -> None:
     table = planning.proven()
     assert table["dense"] == 0.0

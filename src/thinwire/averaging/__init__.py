@@ -6,6 +6,7 @@ from thinwire.averaging.diloco import DiLoCo
 from thinwire.averaging.localsgd import LocalSGD
 from thinwire.averaging.periodic import Periodic
 from thinwire.averaging.pqasgd import PQASGD
+from thinwire.averaging.sparseloco import SparseLoCo
 from thinwire.averaging.spasgd import SPASGD
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "PeriodOptions",
     "Periodic",
     "Schedule",
+    "SparseLoCo",
     "conditions",
 ]

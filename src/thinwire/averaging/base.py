@@ -130,7 +130,7 @@ class Schedule(ScheduleBase):
         checks.flag(self.name, "buffers", self.buffers)
         checks.one_of(self.name, "anchor", self.anchor, ("device", "cpu"))
         traits = self.inner.traits
-        if traits.optimizer == "no momentum":
+        if traits.optimizer in ("no momentum", "Adam"):
             raise ConfigError(
                 f"{self.name}: {self.inner.name} keeps a momentum of gradients, but periodic averaging "
                 "exchanges parameters; take topk or qsgd, with outer_momentum"

@@ -9,6 +9,7 @@ from thinwire.averaging.localsgd import EveryOption
 from thinwire.averaging.periodic import check_outer
 from thinwire.core import Exchange
 from thinwire.methods.dense import Dense
+from thinwire.methods.qsgd import QSGD
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class _OuterOptions(EveryOption):
     every: int = 500
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    bits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class DiLoCo(PeriodOptions, _OuterOptions):
     Args:
         outer_lr: lr above.
         outer_momentum: mu above.
+        bits: quantise the changes to 1, 2, 4 or 8 bits per entry (see `qsgd`); None sends them as they are.
 
     Example:
         >>> from thinwire.averaging import DiLoCo
@@ -38,8 +41,7 @@ class DiLoCo(PeriodOptions, _OuterOptions):
         'diloco(every=100, fragments=4, overlap=2, blend=0.5)'
 
     Differences from the paper: fragments are runs of neighbouring tensors instead of every n-th layer. By
-    default a late result replaces a rank's parameters; `blend=0.5` mixes them, as the paper does. For few
-    bits on the wire take `periodic(exchange=qsgd(bits=4), outer_lr=0.7, outer_momentum=0.9)`.
+    default a late result replaces a rank's parameters; `blend=0.5` mixes them, as the paper does.
     """
 
     name = "diloco"
@@ -47,7 +49,7 @@ class DiLoCo(PeriodOptions, _OuterOptions):
     hundreds of steps, each with AdamW, and the outer momentum makes up for some of the drift."""
     avoid_when = """The run has only a few sync rounds, or you need equal replicas in every step. Outer rate
     and momentum are two more settings to tune."""
-    formula = "itemsize * n / every"
+    formula = "(itemsize * n if bits is None else ceil(n * bits / 8) + 4 * ceil(n / 512)) / every"
     reference = """Douillard et al., "DiLoCo", 2023; Douillard et al., "Streaming DiLoCo with overlapping
     communication", 2025"""
 
@@ -57,7 +59,7 @@ class DiLoCo(PeriodOptions, _OuterOptions):
 
     @property
     def inner(self) -> Exchange:
-        return Dense()
+        return Dense() if self.bits is None else QSGD(bits=self.bits)
 
     @property
     def outer(self) -> Outer:

@@ -43,7 +43,7 @@ class Periodic(PeriodOptions, _PeriodicOptions):
     Example:
         >>> import thinwire
         >>> thinwire.parse("periodic(every=4, exchange=qsgd(bits=8))").inner
-        QSGD(bits=8, bucket=512, norm='max', reduce='auto')
+        QSGD(bits=8, bucket=512, norm='max', rotate=False, reduce='auto')
     """
 
     name = "periodic"
@@ -57,7 +57,7 @@ class Periodic(PeriodOptions, _PeriodicOptions):
     formula_note = "the bytes of its exchange, once every `every` steps"
 
     def __post_init__(self) -> None:
-        checks.exchange(self.name, "exchange", self.exchange)
+        checks.exchange(self.name, "exchange", self.exchange, two_levels=True)
         super().__post_init__()
         check_outer(self.name, self.outer_lr, self.outer_momentum)
 

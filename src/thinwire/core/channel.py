@@ -77,6 +77,11 @@ class _Ask:
         return (yield self._request)
 
 
+async def ask(op: frames.Primitive) -> Any:
+    """Passes a primitive to the driver; part of a program, not of an exchange."""
+    return await _Ask(op)
+
+
 @dataclass(frozen=True)
 class StepContext:
     """The inputs of a step besides the gradient.
@@ -114,6 +119,7 @@ class Channel:
         self.step = step
         self.context = context or StepContext()
         self.finite: bool | None = None
+        self.committed: bool | None = None
         self._seed = seed
         self._key = key
         self._device = device
@@ -172,7 +178,8 @@ class Channel:
         the step, on every rank, passed True. Change no state before that, or restore it exactly.
         """
         self.finite = finite
-        return cast(bool, await _Ask(_Commit(finite)))
+        self.committed = cast(bool, await _Ask(_Commit(finite)))
+        return self.committed
 
     def shared_seed(self) -> int:
         """A number that is equal on all ranks and new for every step and tensor."""

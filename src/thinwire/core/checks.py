@@ -21,10 +21,10 @@ def ratio(method: str, value: object) -> None:
     fraction(method, "ratio", value)
 
 
-def momentum(method: str, value: object) -> None:
-    """The option `momentum`: a number from 0 up and below 1."""
+def momentum(method: str, value: object, option: str = "momentum") -> None:
+    """The option `momentum`, or another one of its kind: a number from 0 up and below 1."""
     if not _is_number(value) or not 0 <= value < 1:
-        raise ConfigError(f"{method}: momentum must be a number from 0 up and below 1, not {value!r}")
+        raise ConfigError(f"{method}: {option} must be a number from 0 up and below 1, not {value!r}")
 
 
 def positive(method: str, option: str, value: object) -> None:
@@ -68,12 +68,17 @@ def flag(method: str, option: str, value: object) -> None:
         raise ConfigError(f"{method}: {option} must be True or False, not {value!r}")
 
 
-def exchange(method: str, option: str, value: object) -> None:
-    """Another method that averages tensors."""
+def exchange(method: str, option: str, value: object, *, two_levels: bool = False) -> None:
+    """Another method that averages tensors; with `two_levels` also one that has two of them."""
     if not isinstance(value, Exchange):
         raise ConfigError(
             f"{method}: {option} must be a method that averages tensors, such as QSGD(bits=4), not {value!r};"
             f" in a method string it stands without quotes: {method}({option}=qsgd(bits=4))"
+        )
+    if value.traits.two_levels and not two_levels:
+        raise ConfigError(
+            f"{method}: {value.name} cannot be inside of another method: put {method} inside of it, "
+            f"{value.name}(outer={method}(...))"
         )
 
 

@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 from thinwire import log
 from thinwire.core import agreement
-from thinwire.core.channel import Channel, Program, StepContext, mark_of, tell_all, together
+from thinwire.core.channel import Channel, Program, StepContext, ask, mark_of, tell_all, together
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.routing import Group, Router, View, plan
 from thinwire.core.shards import is_first_shard, local
 from thinwire.core.state import SavedState, StateStore
+from thinwire.core.two_levels import two_levels
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import frames
 from thinwire.net.bulletin import Bulletin
@@ -29,7 +30,7 @@ from thinwire.net.executor import ProcessGroupExecutor
 from thinwire.net.groups import private_groups
 from thinwire.net.handshake import agree
 from thinwire.net.meter import Meter, Tally, Timed
-from thinwire.net.rank_info import RankInfo
+from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.version import __version__
 
 
@@ -65,7 +66,7 @@ class Engine:
         optimizer: torch.optim.Optimizer | None = None,
         link: Link | None = None,
     ) -> None:
-        self.method = method
+        self.method = method = method.resolved()
         self.router = Router(method, dense, dense_below)
         self.seed = seed
         self.step = 0
@@ -75,6 +76,8 @@ class Engine:
         self.states = StateStore()
         self.executors: list[ProcessGroupExecutor] = []
         self.rank_info = RankInfo(0, 1)
+        self.hosts: Hosts | None = None  # of a method with two levels
+        self.inner = dense  # its mean inside a host
         self.first_rank = 0  # of the process group, among all ranks
         self.parameters: dict[str, torch.Tensor] = {}
         self._slots: dict[str, tuple[Slot, torch.dtype]] = {}
@@ -86,7 +89,8 @@ class Engine:
         if not self._slots:
             raise ConfigError("there are no parameters to average")
         self.exchanges = {self.router.exchange_for(slot) for slot, _ in self._slots.values()}
-        self.remembers = any(not exchange.traits.single_mean for exchange in self.exchanges)
+        stateless = all(exchange.traits.single_mean for exchange in self.exchanges)
+        self.remembers = method.traits.two_levels or not stateless
         self._position = {name: position for position, name in enumerate(self._slots)}
         self._scaler = scaler
         self._optimizer = optimizer
@@ -109,16 +113,38 @@ class Engine:
         """Create the private groups. The ranks compare their settings, lanes included, over the first one."""
         (first,) = private_groups(process_group, 1)
         self.executors = [ProcessGroupExecutor(first, self.meter)]
+        ranks = dist.get_process_group_ranks(first)
+        self.place(RankInfo(first.rank(), first.size()), ranks)
         try:
             self.agree(self.describe() | {"lanes": lanes})
             for group in private_groups(process_group, lanes - 1):
                 self.executors.append(ProcessGroupExecutor(group, self.meter, first.group_name))
+            if self.hosts is not None:
+                for each in self.executors:
+                    each.open_levels(self.hosts)
         except BaseException:
             self.close()
             raise
         self.meter.reset()
-        self.rank_info = RankInfo(first.rank(), first.size())
-        self.first_rank = dist.get_process_group_ranks(first)[0]
+        self.first_rank = ranks[0]
+
+    def place(self, rank_info: RankInfo, ranks: Sequence[int] | None = None) -> None:
+        """This engine's rank; `ranks` are the numbers of its group's ranks in the world, if it is not all."""
+        self.rank_info = rank_info
+        levels = self.method.levels
+        if levels is not None:
+            self.inner = levels.inner
+            self.hosts = Hosts.of(rank_info, levels.local, ranks)
+
+    @property
+    def exchange_ranks(self) -> RankInfo:
+        """The rank and size that exchanges see: with two levels, those of the leaders."""
+        return self.rank_info if self.hosts is None else self.hosts.between
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether exchanges run on this rank; with two levels they run on leaders only."""
+        return self.hosts is None or self.hosts.leads
 
     def agree(self, description: dict[str, Any]) -> None:
         """Raise on every rank if the descriptions differ between ranks."""
@@ -184,7 +210,8 @@ class Engine:
         """
         asked = list(layouts or (self._layout(name, torch.device("cpu")) for name in self._slots))
         groups = plan(asked, self.router, self._position)
-        promised = [group.exchange.payload_bytes(group.layout, self.rank_info.size) for group in groups]
+        size = self.exchange_ranks.size
+        promised = [group.exchange.payload_bytes(group.layout, size) for group in groups]
         return None if None in promised else sum(cast("list[int]", promised))
 
     def layout(self, names: Sequence[str], device: torch.device) -> Layout:
@@ -294,6 +321,31 @@ class Engine:
                 self._announce(*self._announced)
 
     async def _program(self, views: Sequence[View]) -> None:
+        if self.hosts is None:
+            await self._exchange(views)
+        else:
+            await self._two_levels(views, self.hosts)
+
+    async def _two_levels(self, views: Sequence[View], hosts: Hosts) -> None:
+        layouts = [view.layout for view in views]
+        groups, mark = self._plan(layouts)
+        self._last_layouts = layouts
+        if self._uncertain and self.confirms and self.rank_info.size > 1:
+            await tell_all(agreement.Note(self.step, 0), layouts[0].device)
+        kept = [(state, state.copies()) for state in self._states_of(groups)] if hosts.leads else []
+        committed = False
+        try:
+            finite = await two_levels(
+                views, hosts, self.inner, self._exchange, step=self.step, mark=mark, link=self.link
+            )
+            # Leaders have changed their states, in order to have the result for their hosts; the step may
+            # still be aborted, by other tensors or by a failed operation.
+            committed = cast(bool, await ask(frames.Commit(finite)))
+        finally:
+            for state, copies in () if committed else kept:
+                state.restore(copies)
+
+    async def _exchange(self, views: Sequence[View]) -> None:
         layouts = [view.layout for view in views]
         groups, mark = self._plan(layouts)
         self._last_layouts = layouts
@@ -303,30 +355,31 @@ class Engine:
             await tell_all(note, layouts[0].device)
             note = None
         tasks = [self._serve(group, views) for group in groups]
-        await together(tasks, self.rank_info, step=self.step, mark=mark, link=self.link, note=note)
+        await together(tasks, self.exchange_ranks, step=self.step, mark=mark, link=self.link, note=note)
 
     def _note(self, groups: Sequence[Group]) -> agreement.Note | None:
         """Where this rank is: in the first step, in every 64th after it, and in the first after a load."""
         due = self._uncertain or self.steps_here % agreement.EVERY == 0
-        if not due or not self.confirms or self.rank_info.size == 1:
+        if not due or not self.confirms or self.exchange_ranks.size == 1:
             return None
         return agreement.Note(self.step, agreement.digest_of(self._replicated(groups)))
 
     def replicated(self, layouts: Sequence[Layout]) -> list[torch.Tensor]:
-        """The tensors of these layouts' states that are equal on all ranks."""
-        return self._replicated(self._plan(list(layouts))[0])
+        """The tensors of these layouts' states that are equal on all ranks; none if only leaders have any."""
+        return [] if self.hosts is not None else self._replicated(self._plan(list(layouts))[0])
 
     def _replicated(self, groups: Sequence[Group]) -> list[torch.Tensor]:
-        states = [
-            self.state(group.exchange, group.layout) for group in groups if not group.traits.single_mean
-        ]
+        states = self._states_of(groups)
         return [tensor for state in states for tensor in state.tensors("replicated").values()]
+
+    def _states_of(self, groups: Sequence[Group]) -> list[State]:
+        return [self.state(group.exchange, group.layout) for group in groups if not group.traits.single_mean]
 
     async def _serve(self, group: Group, views: Sequence[View]) -> None:
         """Run one exchange on its stretch of memory."""
         exchange, traits, layout = group.exchange, group.traits, group.layout
         ch = Channel(
-            self.rank_info,
+            self.exchange_ranks,
             step=self.step,
             seed=self.seed,
             key=layout.key,
@@ -376,10 +429,11 @@ class Engine:
         payload = max(tally.payload_bytes + tally.overhead_bytes for tally in (first, second))
         operations = max(first.operations, second.operations)
         log.info(
-            "%s on %d %s: each rank contributes %s%s bytes per step in %d %s, %.3g %% of dense's %s",
+            "%s on %d %s: each %s contributes %s%s bytes per step in %d %s, %.3g %% of dense's %s",
             self.method,
             self.rank_info.size,
             "rank" if self.rank_info.size == 1 else "ranks",
+            "rank" if self.hosts is None else "host",
             "" if self.method.traits.payload == "fixed" else "up to ",
             f"{payload:,}",
             operations,
@@ -396,13 +450,15 @@ class Engine:
 
     def make_states(self, layouts: Sequence[Layout]) -> None:
         """Create the states of these layouts now instead of in their first exchange."""
-        for group in self._plan(list(layouts))[0]:
-            if not group.traits.single_mean:
-                self.state(group.exchange, group.layout)
+        if self.keeps_states:
+            self._states_of(self._plan(list(layouts))[0])
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """The part of past gradients that has not been sent yet, by parameter."""
-        return self.states.residuals(self.router.exchange_for, self.checkpoint_layouts())
+        found = self.states.residuals(self.router.exchange_for, self.checkpoint_layouts())
+        if self.hosts is None:
+            return found
+        return {name: residual * self.hosts.local for name, residual in found.items()}
 
     def replace_state(self, saved: SavedState, step: int, scale: float, counters: Mapping[str, Any]) -> None:
         self.states.load(saved)
@@ -413,7 +469,7 @@ class Engine:
 
     def wants_gradient(self) -> bool:
         """Whether the next step needs this rank's gradient; the first two do, while DDP makes its buckets."""
-        if self.method.traits.scope != "model" or self.steps_here < 2:
+        if self.method.traits.scope != "model" or self.steps_here < 2 or self.hosts is not None:
             return True
         return any(
             group.exchange.wants_gradient(

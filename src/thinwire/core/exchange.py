@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -53,6 +53,23 @@ class State:
     def by_layout(self) -> dict[str, torch.Tensor]:
         """The other fields: they belong to the layout as a whole."""
         return self.tensors("replicated") | self.tensors("own")
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """A copy of every field."""
+        return {name: tensor.clone() for name, tensor in (self.coordinates() | self.by_layout()).items()}
+
+    def restore(self, copies: Mapping[str, torch.Tensor]) -> None:
+        """Undo all changes since these copies were made."""
+        for name, copy in copies.items():
+            cast(torch.Tensor, getattr(self, name)).copy_(copy)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Of a method with two levels: the exact mean inside a host, and how many ranks a host has."""
+
+    inner: Exchange
+    local: int
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,15 @@ class Exchange(Configured, ABC):
         """
         del state, context
         return True
+
+    def resolved(self) -> Exchange:
+        """This method with the options that it takes from the environment filled in."""
+        return self
+
+    @property
+    def levels(self) -> Levels | None:
+        """If only one rank of each host takes part in the exchange; asked of a resolved method."""
+        return None
 
     @property
     def kernel_families(self) -> tuple[str, ...]:

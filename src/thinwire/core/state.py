@@ -177,15 +177,15 @@ def check_entries(
         lacking = expected.by_layout().keys() - kept.replicated.get(name, {}).keys()
         if name in kept.replicated and lacking:
             raise StateError(f"the checkpoint lacks {min(lacking)!r} of {name!r}")
-    if complete:
-        _check_complete(kept, layouts, exchange_for)
+    check_complete(kept, layouts, exchange_for, complete)
     return kept
 
 
-def _check_complete(
-    kept: SavedState, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange]
+def check_complete(
+    kept: SavedState, layouts: Mapping[str, Layout], exchange_for: Callable[[Slot], Exchange], complete: bool
 ) -> None:
-    for name, layout in layouts.items():
+    """Raise a StateError if the state must be complete and something is missing."""
+    for name, layout in layouts.items() if complete else ():
         exchange = exchange_for(layout.slots[0])
         if exchange.traits.single_mean or not layout.numel:
             continue

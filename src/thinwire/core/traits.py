@@ -7,7 +7,7 @@ from typing import Literal
 
 Scope = Literal["tensor", "bucket", "model"]
 PayloadSize = Literal["fixed", "alternating", "data-dependent"]
-OptimizerNeeds = Literal["any", "no momentum", "plain SGD"]
+OptimizerNeeds = Literal["any", "no momentum", "plain SGD", "Adam"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Traits:
     - payload: "fixed" if every rank sends the same number of bytes in every step; "alternating" if ranks or
       steps take turns, so that `payload_bytes` is the largest over ranks and steps; "data-dependent" if the
       length depends on the gradients
-    - optimizer: what the method requires of the optimizer: "any", "no momentum" (the method has its own), or
-      "plain SGD" (its rule assumes steps of the learning rate times the output)
+    - optimizer: what the method requires of the optimizer: "any", "no momentum" (the method has its own),
+      "plain SGD" (its rule assumes steps of the learning rate times the output), or "Adam" (it averages
+      Adam's momentum, and the session takes the steps: `sessions/frozen_adam.py`)
     - scope: what one run covers: a tensor, a bucket or the whole model
     - scatters: has `reduce_scatter`, with which every rank gets only its own stretch of the mean; no state
     - second_gradient: needs the gradient of a batch at older parameters as well (`Session.same_batch`)
+    - two_levels: an exact mean inside a host, and an exchange between hosts (`Exchange.levels`)
     """
 
     consensus: bool = True
@@ -41,6 +43,7 @@ class Traits:
     scope: Scope = "tensor"
     scatters: bool = False
     second_gradient: bool = False
+    two_levels: bool = False
 
     @property
     def exact_mean(self) -> bool:

@@ -1,9 +1,12 @@
-"""The fast Walsh-Hadamard transform and powers of two."""
+"""The Walsh-Hadamard transform of counts, and powers of two."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from thinwire.kernels.reference.rotation import hadamard
 
 
 def power_of_two(least: int) -> int:
@@ -20,11 +23,5 @@ def fwht(x: NDArray[np.float64]) -> NDArray[np.float64]:
     if size & (size - 1) or not size:
         raise ValueError(f"the transform needs a power of two, not {size}")
     y = x.copy()
-    half = 1
-    while half < size:
-        pairs = y.reshape(*x.shape[:-1], size // (2 * half), 2, half)
-        low, high = pairs[..., 0, :].copy(), pairs[..., 1, :]
-        pairs[..., 0, :] += high
-        np.subtract(low, high, out=pairs[..., 1, :])
-        half *= 2
+    hadamard(torch.from_numpy(y), size)
     return y

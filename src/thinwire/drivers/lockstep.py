@@ -26,28 +26,50 @@ class Lockstep:
         if len(programs) != len(self.rank_infos):
             raise AssertionError(f"{len(self.rank_infos)} ranks, but {len(programs)} programs")
         committed = True
-        answers: Sequence[object] = [None] * len(programs)
+        requests: list[frames.Primitive | None] = [None] * len(programs)
+        answers = dict[int, object](dict.fromkeys(range(len(programs))))
         try:
             while True:
-                requests = [_send(p, a) for p, a in zip(programs, answers, strict=True)]
+                for rank, answer in answers.items():
+                    requests[rank] = _send(programs[rank], answer)
                 if all(request is None for request in requests):
                     return committed
-                self._check_symmetry(requests)
-                ops = cast("list[frames.Primitive]", requests)
-                answers = self.perform(ops)
-                if isinstance(ops[0], frames.Commit):
-                    committed = ops[0].finite
+                answers = self.serve(requests)
+                if isinstance(requests[0], frames.Commit):
+                    committed = requests[0].finite
         finally:
             for program in programs:
                 program.close()
 
-    def perform(self, ops: Sequence[frames.Primitive]) -> Sequence[object]:
-        """One operation, all ranks."""
-        seconds = self.spend(ops)
-        for rank_info, meter, op in zip(self.rank_infos, self.meters, ops, strict=True):
+    def serve(self, requests: Sequence[frames.Primitive | None]) -> dict[int, object]:
+        """Perform the next operation. Returns the answers by rank; ranks that wait for others have none yet.
+
+        What is asked between hosts comes first: the other ranks of a host wait for its result.
+        """
+        some = {rank: r for rank, r in enumerate(requests) if isinstance(r, frames.Within)}
+        asked = {rank: r for rank, r in some.items() if not r.inside} or some
+        if not asked or (asked is some and len(some) < len(requests)):
+            self._check_symmetry(requests)
+            everybody = range(len(requests))
+            given = self.perform(cast("Sequence[frames.Operation | frames.Commit]", requests), everybody)
+            return dict(zip(everybody, given, strict=True))
+        answers: dict[int, object] = {}
+        for ranks in dict.fromkeys(request.ranks for request in asked.values()):
+            self._check_symmetry([asked.get(rank) for rank in ranks])
+            ops = [asked[rank].op for rank in ranks]
+            given = self.perform(ops, ranks, inside=asked[ranks[0]].inside)
+            answers |= dict(zip(ranks, given, strict=True))
+        return answers
+
+    def perform(
+        self, ops: Sequence[frames.Operation | frames.Commit], ranks: Sequence[int], *, inside: bool = False
+    ) -> Sequence[object]:
+        """One operation of these ranks."""
+        seconds = self.spend(ops, ranks, inside=inside)
+        for position, (rank, op) in enumerate(zip(ranks, ops, strict=True)):
             if not isinstance(op, frames.Commit) and frames.is_counted(op):
-                cost, length = cost_of(op, rank_info)
-                meter.count(op.name, tally(op, cost, length, seconds))
+                cost, length = cost_of(op, RankInfo(position, len(ranks)))
+                self.meters[rank].count(op.name, tally(op, cost, length, seconds), inside=inside)
         match ops[0]:
             case frames.Commit():
                 return [cast(frames.Commit, op).finite for op in ops]
@@ -65,19 +87,22 @@ class Lockstep:
                 sends = [cast(frames.AllToAll, op).blocks for op in ops]
                 return [[sent[rank] for sent in sends] for rank in range(len(ops))]
 
-    def spend(self, ops: Sequence[frames.Primitive]) -> float:
-        """How long the operation takes; lock-step has no clock."""
-        del ops
+    def spend(
+        self, ops: Sequence[frames.Operation | frames.Commit], ranks: Sequence[int], *, inside: bool
+    ) -> float:
+        """How long the operation of these ranks takes; lock-step has no clock."""
+        del ops, ranks, inside
         return 0.0
 
     def _check_symmetry(self, requests: Sequence[frames.Primitive | None]) -> None:
         """Every rank must issue the same operation with matching sizes, or a real network would hang."""
-        described = [_describe(request) for request in requests]
+        plain = [request.op if isinstance(request, frames.Within) else request for request in requests]
+        described = [_describe(op) + _where(request) for op, request in zip(plain, requests, strict=True)]
         if len(set(described)) > 1:
             listing = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(described))
             raise AssertionError(f"deadlock: the ranks issue different operations: {listing}")
-        if isinstance(requests[0], frames.AllToAll):
-            ops = cast("list[frames.AllToAll]", requests)
+        if isinstance(plain[0], frames.AllToAll):
+            ops = cast("list[frames.AllToAll]", plain)
             for rank, op in enumerate(ops):
                 sent = tuple(other.blocks[rank].numel() for other in ops)
                 if op.receive != sent:
@@ -100,7 +125,13 @@ def _all_reduce(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return tensors
 
 
-def _describe(request: frames.Primitive | None) -> str:
+def _where(request: frames.Primitive | None) -> str:
+    if not isinstance(request, frames.Within):
+        return ""
+    return " inside a host" if request.inside else " between hosts"
+
+
+def _describe(request: frames.Operation | frames.Commit | None) -> str:
     match request:
         case None:
             return "finished"

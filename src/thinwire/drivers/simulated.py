@@ -8,6 +8,7 @@ from thinwire.drivers.lockstep import Lockstep
 from thinwire.net import frames
 from thinwire.net.costs import Link
 from thinwire.net.executor import cost_of
+from thinwire.net.rank_info import RankInfo
 
 
 class Simulated(Lockstep):
@@ -15,7 +16,8 @@ class Simulated(Lockstep):
 
     `clocks[r]` is the virtual time of rank r in seconds. An operation begins when the last rank has arrived,
     takes as long as the slowest link needs for its share, and ends for all ranks together. `compute` adds
-    the time that a rank computes in between.
+    the time that a rank computes in between. `inside` connects the ranks of one host (`hierarchical`); None
+    takes no time.
 
         >>> network = Simulated(64, Link(latency=1e-3, bandwidth=12.5e6))
         >>> network.compute(0, 0.2)
@@ -23,8 +25,11 @@ class Simulated(Lockstep):
         0.2
     """
 
-    def __init__(self, size: int, link: Link | Sequence[Link] | None = None) -> None:
+    def __init__(
+        self, size: int, link: Link | Sequence[Link] | None = None, *, inside: Link | None = None
+    ) -> None:
         super().__init__(size)
+        self.inside = inside
         links = [link or Link()] * size if isinstance(link, Link) or link is None else list(link)
         if len(links) != size:
             raise ValueError(f"{size} ranks need {size} links, not {len(links)}")
@@ -35,14 +40,18 @@ class Simulated(Lockstep):
         """Rank `rank` computes for this long."""
         self.clocks[rank] += seconds
 
-    def spend(self, ops: Sequence[frames.Primitive]) -> float:
+    def spend(
+        self, ops: Sequence[frames.Operation | frames.Commit], ranks: Sequence[int], *, inside: bool
+    ) -> float:
         if not frames.is_counted(ops[0]):
             return 0.0
-        begin = max(self.clocks)
+        begin = max(self.clocks[rank] for rank in ranks)
         seconds = 0.0
-        for rank_info, link, op in zip(self.rank_infos, self.links, ops, strict=True):
-            if not isinstance(op, frames.Commit):
-                cost, _ = cost_of(op, rank_info)
+        for position, (rank, op) in enumerate(zip(ranks, ops, strict=True)):
+            link = self.inside if inside else self.links[rank]
+            if link is not None and not isinstance(op, frames.Commit):
+                cost, _ = cost_of(op, RankInfo(position, len(ranks)))
                 seconds = max(seconds, link.seconds_for(cost))
-        self.clocks = [begin + seconds] * len(self.clocks)
+        for rank in ranks:
+            self.clocks[rank] = begin + seconds
         return seconds

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.averaging.base import Schedule
+from thinwire.core.config import Configured
 from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
@@ -111,8 +112,8 @@ def attach(
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
             steps that it skips.
         optimizer: the optimizer in use, also as Accelerate or Lightning wrap it. A schedule needs it. A
-            method with momentum of its own refuses an optimizer with momentum. If replicas drift, the
-            optimizer's state is averaged with them.
+            method with momentum of its own refuses an optimizer with momentum, `adam` needs AdamW. If
+            replicas drift, the optimizer's state is averaged with them.
         process_group: for a bare model: the ranks to synchronise with; None is the default group. For an
             FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`; None
             if there is one replica only, sharded over all ranks (see the guide on FSDP2).
@@ -143,6 +144,8 @@ def attach(
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model) or (sharded and _has_fsdp_session(model)):
         raise ConfigError("this model has a thinwire session already: detach() it first")
+    _check_levels(chosen, sharded=sharded, managed=manager is not None)
+    _check_needed(chosen, optimizer)
     if manager is not None:
         from thinwire.hosts.torchft import attach_managed
 
@@ -198,6 +201,23 @@ def attach(
         process_group=process_group,
         steps=steps,
     )
+
+
+def _check_levels(method: Configured, *, sharded: bool, managed: bool) -> None:
+    """FSDP2 and torchft have groups of their own, which are not those of hosts and leaders."""
+    exchange = method.inner if isinstance(method, Schedule) else method
+    two_levels = isinstance(exchange, Exchange) and exchange.traits.two_levels
+    if two_levels and (sharded or managed):
+        groups = "FSDP2's replicas" if sharded else "torchft's replica groups"
+        raise ConfigError(f"{exchange.name}: {groups} are groups of their own: give its outer method alone")
+
+
+def _check_needed(method: object, optimizer: torch.optim.Optimizer | None) -> None:
+    if optimizer is None and isinstance(method, Exchange) and method.traits.optimizer == "Adam":
+        raise ConfigError(
+            f"{method.name} averages Adam's momentum, and its steps are taken inside optimizer.step(): give "
+            "torch.optim.AdamW as optimizer=..."
+        )
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:

@@ -28,6 +28,7 @@ from thinwire.predict.timeline import Compute
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.gradient import Session
+from thinwire.sessions.optimizer_checks import kind_of
 from thinwire.sessions.replicas import Replicas
 
 # The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
@@ -131,7 +132,14 @@ class AutoSession(BaseSession):
 
         try:
             shapes = {name: tuple(tensor.shape) for name, tensor in self.engine.parameters.items()}
-            made = planning.make_plan(shapes, self.rank_info.size, cast(Link, self.link), compute, CANDIDATES)
+            made = planning.make_plan(
+                shapes,
+                self.rank_info.size,
+                cast(Link, self.link),
+                compute,
+                CANDIDATES,
+                optimizer=kind_of(self._options.optimizer),
+            )
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return {"method": made.recommended, "reasons": made.reasons}

@@ -7,6 +7,8 @@ every backend. Importing this module compiles nothing; `prepare` does it ahead o
 
 from thinwire.errors import PayloadError
 from thinwire.kernels.a2sgd import a2sgd_apply, two_means
+from thinwire.kernels.chunks import PerChunk, chunk_topk, feedback_chunk_topk, select_feedback_chunk_topk
+from thinwire.kernels.dct import Chunks, dct, inverse_dct
 from thinwire.kernels.dispatch import use_reference
 from thinwire.kernels.feedback import (
     commit_feedback,
@@ -25,31 +27,43 @@ from thinwire.kernels.laq import laq_apply, laq_norms, laq_quantise
 from thinwire.kernels.natural import natural_dequantise, natural_mean, natural_quantise
 from thinwire.kernels.preparation import prepare
 from thinwire.kernels.quantisation import dequantise, dequantise_mean, quantise
+from thinwire.kernels.rotation import block_of, rotate, rotate_back
 from thinwire.kernels.scalecom import chunk_argmax, chunk_argmax_sum
 from thinwire.kernels.scatter import scatter_mean
 from thinwire.kernels.selection import threshold, topk
 from thinwire.kernels.sign import (
+    SIGN_TILE,
     onebit_mean,
     onebit_pack,
     sign_majority,
     sign_mean,
+    sign_means,
     sign_pack,
     sign_pack_mean,
+    sign_pack_means,
+    sign_scales,
     sign_unpack,
 )
 from thinwire.kernels.sketch import sketch_insert, sketch_query, sketch_query_topk
 from thinwire.kernels.ternary import ternary_quantise
 
 __all__ = [
+    "SIGN_TILE",
+    "Chunks",
     "PayloadError",
+    "PerChunk",
     "a2sgd_apply",
     "all_finite",
+    "block_of",
     "chunk_argmax",
     "chunk_argmax_sum",
+    "chunk_topk",
     "commit_feedback",
+    "dct",
     "dequantise",
     "dequantise_mean",
     "feedback_block",
+    "feedback_chunk_topk",
     "feedback_gaussiank",
     "feedback_threshold",
     "feedback_topk",
@@ -57,6 +71,7 @@ __all__ = [
     "gspar_budget",
     "gspar_probabilities",
     "gspar_sample",
+    "inverse_dct",
     "laq_apply",
     "laq_norms",
     "laq_quantise",
@@ -67,14 +82,20 @@ __all__ = [
     "onebit_pack",
     "prepare",
     "quantise",
+    "rotate",
+    "rotate_back",
     "scatter_mean",
+    "select_feedback_chunk_topk",
     "select_feedback_gaussiank",
     "select_feedback_threshold",
     "select_feedback_topk",
     "sign_majority",
     "sign_mean",
+    "sign_means",
     "sign_pack",
     "sign_pack_mean",
+    "sign_pack_means",
+    "sign_scales",
     "sign_unpack",
     "sketch_insert",
     "sketch_query",

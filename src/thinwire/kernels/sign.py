@@ -7,6 +7,9 @@ from torch import Tensor
 from thinwire.kernels import check
 from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import sign as reference
+from thinwire.kernels.reference.quantisation import buckets
+
+SIGN_TILE = 4096  # buckets are made of whole tiles
 
 
 def sign_pack(x: Tensor) -> Tensor:
@@ -19,6 +22,24 @@ def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
     """The sign bits and the mean of |x| (summed in double precision), in one pass."""
     check.flat_float("x", x)
     return dispatch(reference.sign_pack_mean, x)
+
+
+def sign_scales(x: Tensor, bucket: int) -> Tensor:
+    """||x||_2^2 / ||x||_1 of every `bucket` entries, 0 for zeros: s sign(x) has the same product with x as x.
+
+    Sums are in double precision and in any order, so backends may differ in the last bit.
+    """
+    check.flat_float("x", x)
+    if bucket < 1:
+        raise ValueError(f"bucket must be at least 1, got {bucket}")
+    return dispatch(reference.sign_scales, x, bucket)
+
+
+def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
+    """The sign bits, and the mean of |x| in every bucket of so many entries (float32), in one pass."""
+    check.flat_float("x", x)
+    _check_bucket(bucket)
+    return dispatch(reference.sign_pack_means, x, bucket)
 
 
 def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
@@ -35,6 +56,19 @@ def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
 def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
     """out = the mean over workers of scale_w * sign_w, summed in rank order."""
     onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
+
+
+def sign_means(
+    packed: Sequence[Tensor], scales: Sequence[Tensor], bucket: int, numel: int, out: Tensor
+) -> None:
+    """`sign_mean` with a scale for every bucket of so many entries."""
+    _check_bucket(bucket)
+    check.workers(packed, scales)
+    for codes, scale in zip(packed, scales, strict=True):
+        check.packed(codes, check.packed_length(1, numel))
+        check.scales(scale, buckets(numel, bucket))
+    check.output(out, numel)
+    dispatch(reference.sign_means, packed, scales, bucket, numel, out)
 
 
 def onebit_mean(
@@ -56,3 +90,8 @@ def _check_payloads(numel: int, packed: Sequence[Tensor], *scales: Sequence[floa
     check.workers(packed, *scales)
     for codes in packed:
         check.packed(codes, check.packed_length(1, numel))
+
+
+def _check_bucket(bucket: int) -> None:
+    if bucket < 1 or bucket % SIGN_TILE:
+        raise ValueError(f"bucket must be a multiple of {SIGN_TILE}, got {bucket}")

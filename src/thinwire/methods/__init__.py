@@ -1,13 +1,17 @@
 """The methods, one file each. A new one is a file here and a line in `registry.py`."""
 
 from thinwire.methods.a2sgd import A2SGD
+from thinwire.methods.adam import Adam
+from thinwire.methods.demo import DeMo
 from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
+from thinwire.methods.ef21 import EF21
 from thinwire.methods.efsign import EFSign
 from thinwire.methods.gaussiank import GaussianK
 from thinwire.methods.gspar import GSpar
 from thinwire.methods.half import BF16, FP16
 from thinwire.methods.heavyball import HeavyBall
+from thinwire.methods.hierarchical import Hierarchical
 from thinwire.methods.lag import LAG
 from thinwire.methods.laq import LAQ
 from thinwire.methods.lasg import LASG
@@ -31,17 +35,21 @@ __all__ = [
     "A2SGD",
     "BF16",
     "DGC",
+    "EF21",
     "FP16",
     "LAG",
     "LAQ",
     "LASG",
     "QSGD",
     "SLAQ",
+    "Adam",
+    "DeMo",
     "Dense",
     "EFSign",
     "GSpar",
     "GaussianK",
     "HeavyBall",
+    "Hierarchical",
     "Natural",
     "OneBit",
     "PowerSGD",

@@ -1,16 +1,17 @@
-"""Signs, one magnitude per tensor, and error feedback."""
+"""Signs, one magnitude per tensor or bucket, and error feedback."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel
+from thinwire.core import Channel, checks
+from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import DenseMemory, Residual
-from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option, scales
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, padded, reduce_option, scales
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,13 @@ class EFSign(Quantised):
         out = (1/W) sum_i Delta_i
 
     Delta is a contraction: ||u - Delta||^2 = (1 - delta) ||u||^2 with delta = ||u||_1^2 / (n ||u||_2^2),
-    which is 2/pi for a normal distribution. The payload is one bit per entry and one float32 per tensor. Zero
-    counts as +. In two shots every stretch has its own magnitude, and its owner keeps what the second code
-    loses.
+    which is 2/pi for a normal distribution. The payload is one bit per entry and one float32 per tensor or
+    bucket. Zero counts as +. In two shots every stretch has magnitudes of its own, and its owner keeps what
+    the second code loses.
+
+    Args:
+        bucket: the number of consecutive entries that share a magnitude, a multiple of 4,096. None is the
+            whole tensor, as in the paper.
 
     Differences from the paper: the residual is in units of the gradient, not of gradient times learning rate.
     The codes of many workers are averaged.
@@ -32,15 +37,24 @@ class EFSign(Quantised):
     name = "efsign"
     use_when = """You train with SGD over a slow link and want one bit per entry: the residual makes up for
     what the signs lose, so it converges where `signsgd` does not."""
-    avoid_when = """You train with AdamW: signs with error feedback end worse than `dense` there. Or a few
+    avoid_when = """You train with AdamW: signs with error feedback end worse than `dense` there; take
+    `adam(exchange=efsign(bucket=4096))`. Or a few
     entries of a tensor are far larger than the rest: all get the same magnitude."""
     formula = "ceil(n / 8) + 4"
+    formula_note = "and 4 bytes for each further bucket"
     compute = "one pass to code, one to decode each received code, one to update the residual"
     reference = """Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
     compression schemes", 2019"""
     feedback = True
-    entries_per_byte = 8
+    bucket: int | None = field(default=None, metadata={"main": False})
     reduce: Reduce = reduce_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bucket is not None:
+            checks.whole(self.name, "bucket", self.bucket, kernels.SIGN_TILE)
+            if self.bucket % kernels.SIGN_TILE:
+                raise ConfigError(f"{self.name}: bucket must be a multiple of 4096, not {self.bucket}")
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -54,13 +68,31 @@ class EFSign(Quantised):
         mean.write(out)  # out = (1/W) sum Delta
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """sign(v), packed, and ||v||_1 / n."""
+        """sign(v), packed, and ||v||_1 / n, of every bucket if there are some."""
+        if self.bucket is not None:
+            return list(kernels.sign_pack_means(v, self.bucket))
         bits, magnitude = kernels.sign_pack_mean(v)
         return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
+        codes = [bits for bits, _ in received]
+        if self.bucket is not None:
+            kernels.sign_means(codes, [each for _, each in received], self.bucket, out.numel(), out)
+            return
         magnitudes = [scales(magnitude, 1)[0] for _, magnitude in received]
-        kernels.sign_mean([bits for bits, _ in received], magnitudes, out.numel(), out)
+        kernels.sign_mean(codes, magnitudes, out.numel(), out)
+
+    def encode_padded(self, v: torch.Tensor, n: int, seed: int, rotation: int) -> list[torch.Tensor]:
+        del rotation  # it has none
+        bits, magnitudes = self.encode(v, seed)
+        return [padded(bits, -(-n // 8)), padded(magnitudes, self._magnitudes(n))]
 
     def code_bytes(self, n: int) -> int:
-        return -(-n // 8) + 4
+        return -(-n // 8) + 4 * self._magnitudes(n)
+
+    def _magnitudes(self, n: int) -> int:
+        return 1 if self.bucket is None else -(-n // self.bucket)
+
+    @property
+    def unit(self) -> int:
+        return self.bucket or 8

@@ -30,6 +30,8 @@ class QSGD(Quantised):
         bucket: the number of entries that share a norm. Smaller buckets are more exact and cost 4/bucket
             bytes per entry.
         norm: "max" has far less noise at few bits; "l2" is the norm of the paper.
+        rotate: rotate the tensor at random before it is coded, and the mean back. A few large entries then
+            no longer decide how coarse the grid is for all others. The bytes stay the same.
 
     Example:
         >>> from thinwire.methods import QSGD
@@ -37,7 +39,7 @@ class QSGD(Quantised):
         'qsgd(bits=8)'
 
     Differences from the paper: a fixed number of bits per entry instead of Elias coding, which is serial. The
-    default norm is the maximum.
+    default norm is the maximum. The rotation is that of Suresh et al., in blocks, twice.
     """
 
     name = "qsgd"
@@ -46,10 +48,12 @@ class QSGD(Quantised):
     avoid_when = """You need far less than an eighth of the bytes. With 1 or 2 bits the noise is large, above
     all with small batches. From five workers on, two shots round a second time."""
     formula = "ceil(n * bits / 8) + 4 * ceil(n / bucket)"
-    reference = 'Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", 2017'
+    reference = """Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", 2017; `rotate`: Suresh, Yu, Kumar and
+    McMahan, "Distributed mean estimation with limited communication", 2017"""
     bits: int = 4
     bucket: int = 512
     norm: Literal["max", "l2"] = "max"
+    rotate: bool = False
     reduce: Reduce = "auto"
 
     def __post_init__(self) -> None:
@@ -60,10 +64,10 @@ class QSGD(Quantised):
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        return ("finite", "quantisation")
+        return ("finite", "quantisation", *(("rotation",) if self.rotate else ()))
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
-        mean = await self.average(x, ch)  # of Q(g), as `encode` draws it
+        mean = await self.average(x, ch, out)  # of Q(g), as `encode` draws it
         await ch.commit(mean.finite)
         mean.write(out)  # out = (1/W) sum Q(g)
 

@@ -31,6 +31,7 @@ EXCHANGES = {
     "randomk": "thinwire.methods.randomk:RandomK",
     "threshold": "thinwire.methods.threshold:Threshold",
     "dgc": "thinwire.methods.dgc:DGC",
+    "demo": "thinwire.methods.demo:DeMo",
     "scalecom": "thinwire.methods.scalecom:ScaleCom",
     "sketched": "thinwire.methods.sketched:Sketched",
     "randomblock": "thinwire.methods.randomblock:RandomBlock",
@@ -47,14 +48,18 @@ EXCHANGES = {
     "laq": "thinwire.methods.laq:LAQ",
     "slaq": "thinwire.methods.slaq:SLAQ",
     "lasg": "thinwire.methods.lasg:LASG",
+    "adam": "thinwire.methods.adam:Adam",
+    "ef21": "thinwire.methods.ef21:EF21",
     "warmup": "thinwire.methods.warmup:Warmup",
     "route": "thinwire.methods.route:Route",
+    "hierarchical": "thinwire.methods.hierarchical:Hierarchical",
 }
 SCHEDULES = {
     "localsgd": "thinwire.averaging.localsgd:LocalSGD",
     "spasgd": "thinwire.averaging.spasgd:SPASGD",
     "pqasgd": "thinwire.averaging.pqasgd:PQASGD",
     "diloco": "thinwire.averaging.diloco:DiLoCo",
+    "sparseloco": "thinwire.averaging.sparseloco:SparseLoCo",
     "periodic": "thinwire.averaging.periodic:Periodic",
 }
 EXCHANGE_GROUP = "thinwire.methods"
@@ -79,7 +84,7 @@ def parse(method: Given | Configured) -> Configured:
     """The method for a method string, its JSON form, its repr, or itself: all that `attach` accepts.
 
     >>> parse("qsgd(bits=4)")
-    QSGD(bits=4, bucket=512, norm='max', reduce='auto')
+    QSGD(bits=4, bucket=512, norm='max', rotate=False, reduce='auto')
     >>> parse(to_json(parse("qsgd(bits=4)"))) == parse("QSGD(bits=4)")
     True
     >>> str(parse("periodic(every=4, exchange=topk(values=qsgd(bits=8)))"))

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel
+from thinwire.core import Channel, Traits, checks
+from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
 from thinwire.methods.families.sparse import SparseByRatio
 
 TOP_K = Selector(kernels.topk, kernels.select_feedback_topk, kernels.feedback_topk)
+CHUNK_TOP_K = Selector(kernels.chunk_topk, kernels.select_feedback_chunk_topk, kernels.feedback_chunk_topk)
 
 
 @dataclass(frozen=True)
 class TopK(SparseByRatio):
     """Every rank sends its k largest entries and adds the others to its next gradient.
 
-        u_i = g_i + e_i;  c_i = top_k(u_i);  e_i = u_i - c_i;  out = (1/W) sum_i c_i
+        u_i = g_i + e_i;  c_i = top_k(u_i);  e_i = beta (u_i - c_i);  out = (1/W) sum_i c_i
 
     The selection is exact and by magnitude, with k = max(1, ratio * n).
+
+    Args:
+        chunk: select k = max(1, ratio * chunk) of every so many consecutive entries: every part of a tensor
+            is heard in every step. None selects from the whole tensor.
+        decay: beta. Below 1, entries that are not sent are forgotten little by little.
 
     Example:
         >>> from thinwire.methods import TopK
@@ -42,12 +49,39 @@ class TopK(SparseByRatio):
     Hoefler, "Near-optimal sparse allreduce", 2022"""
     proven_codes = ("qsgd", "natural", "efsign", "onebit")
     proven_codes_in_a_gather = ("terngrad",)
+    chunk: int | None = None
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk is not None:
+            checks.whole(self.name, "chunk", self.chunk, 1)
+        checks.fraction(self.name, "decay", self.decay)
+        if self.decay < 1 and not self.feedback:
+            raise ConfigError(f"{self.name}: decay is for feedback=True: otherwise nothing is kept")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, conserves=self.feedback and self.decay == 1)
+
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return super().kernel_families if self.chunk is None else (*super().kernel_families, "chunks")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         n, k = x.numel(), self.count(x.numel(), ch.step)
         with SparseMemory(state.error, x, out) as u:  # u = g + e
-            c = u.take(TOP_K, k)  # c = top_k(u)
+            if self.chunk is None:
+                c = u.take(TOP_K, k)  # c = top_k(u)
+            else:
+                c = u.take(CHUNK_TOP_K, self.per_chunk(self.chunk, ch.step))
             mean = await self.average(c, n, k, ch)
             if await ch.commit(mean.finite):
-                u.commit(mean.lost)  # e = u - c
+                u.commit(mean.lost, self.decay)  # e = beta (u - c)
         mean.write(out)  # out = (1/W) sum c
+
+    def count(self, n: int, step: int) -> int:
+        return super().count(n, step) if self.chunk is None else self.per_chunk(self.chunk, step).total(n)
+
+    def per_chunk(self, chunk: int, step: int) -> kernels.PerChunk:
+        return kernels.PerChunk(super().count(chunk, step), chunk)

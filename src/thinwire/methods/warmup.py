@@ -50,7 +50,7 @@ class Warmup(Exchange):
             raise ConfigError(
                 f"warmup: {self.method.name} cannot be its method; use warmup for the methods of a route"
             )
-        if self.method.traits.optimizer == "no momentum":
+        if self.method.traits.optimizer in ("no momentum", "Adam"):
             raise ConfigError(
                 f"warmup: {self.method.name} keeps the momentum itself, so dense steps would have none; use "
                 "its own warmup option if it has one, or momentum=0"

@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import costs, frames
+from thinwire.net.frames import Operation
+from thinwire.net.groups import subgroup
 from thinwire.net.handshake import agree
 from thinwire.net.link import Links, parse
 from thinwire.net.liveness import Liveness
 from thinwire.net.meter import Meter, Tally
-from thinwire.net.rank_info import RankInfo
+from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
-
-Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllToAll
 
 
 class AbandonedError(Exception):
@@ -33,7 +33,15 @@ class AbandonedError(Exception):
 class ProcessGroupExecutor:
     """Operations on one private group: issued by one thread at a time, in the same order on every rank."""
 
-    def __init__(self, group: dist.ProcessGroup, meter: Meter, session: str | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        meter: Meter,
+        session: str | None = None,
+        *,
+        liveness: Liveness | None = None,
+        inside: bool = False,
+    ) -> None:
         self.group = group
         self.meter = meter
         self.rank_info = RankInfo(group.rank(), group.size())
@@ -43,12 +51,27 @@ class ProcessGroupExecutor:
         self._shortest_barrier = math.inf
         self._courier: Courier | None = None
         self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
-        self._liveness = Liveness(group, session or group.group_name)
+        self._liveness = liveness or Liveness(group, session or group.group_name)
+        self._inside = inside
+        self._levels: dict[bool, ProcessGroupExecutor] = {}
+
+    def open_levels(self, hosts: Hosts) -> None:
+        """Make the groups for operations within this rank's host and, on leaders, between hosts."""
+        for inside, ranks in ((True, hosts.members), (False, hosts.leaders)):
+            if hosts.rank_info.rank in ranks:
+                group = subgroup(self.group, ranks)
+                self._levels[inside] = ProcessGroupExecutor(
+                    group, self.meter, liveness=self._liveness, inside=inside
+                )
 
     def execute(self, op: frames.Primitive) -> object:
         """Carry out one primitive and count it."""
         if isinstance(op, frames.Commit):
             return op.finite
+        if isinstance(op, frames.Within):
+            level = self._levels[op.inside]
+            level.label = self.label
+            return level.execute(op.op)
         begin = time.perf_counter()
         with _noted(self._liveness, op.name, self.label):
             try:
@@ -60,7 +83,8 @@ class ProcessGroupExecutor:
                 raise self._liveness.diagnose(f"{op.name} of {self.label}", error) from error
         if frames.is_counted(op):
             ended = time.perf_counter()
-            self.meter.count(op.name, tally(op, cost, length, ended - begin), ended)
+            counted = tally(op, cost, length, ended - begin)
+            self.meter.count(op.name, counted, ended, inside=self._inside)
         return answer
 
     def sum_of(
@@ -133,6 +157,15 @@ class ProcessGroupExecutor:
         self._courier.send(carry_out)
         return future
 
+    def throttle(self, shared: Throttle | None, lane: int) -> None:
+        """Let operations take as long as on these links; those inside a host take no time on them."""
+        self.pace = None if shared is None else Pace(shared, lane)
+        between = self._levels.get(False)
+        if between is not None:
+            ranks = dist.get_process_group_ranks(self.group)
+            leaders = [ranks.index(rank) for rank in dist.get_process_group_ranks(between.group)]
+            between.pace = None if shared is None else Pace(shared, lane, leaders)
+
     def _barrier(self, op: Operation) -> float:
         """Under a throttle: wait for all ranks; returns when the operation ends on the link."""
         if self.pace is None or self.rank_info.size == 1:
@@ -149,6 +182,8 @@ class ProcessGroupExecutor:
         """Leave an operation when the event is set, also while peers are silent (on gloo only)."""
         if self._cost_of is cost_on_gloo:
             self._abandoned = abandoned
+        for level in self._levels.values():
+            level.leave_when(abandoned)
 
     def keep_for_ever(self) -> None:
         """Never destroy the group: one of its operations is under way when the interpreter ends.
@@ -156,6 +191,8 @@ class ProcessGroupExecutor:
         The destructor would wait for it, as long as the timeout of the group.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+        for level in self._levels.values():
+            level.keep_for_ever()
 
     def _wait(self, work: Any) -> None:
         """Wait for an operation. A thread that may be abandoned must not wait inside of torch: if it came
@@ -173,6 +210,9 @@ class ProcessGroupExecutor:
         The reference to the group is dropped here: a callback on gloo's own thread may still hold this
         executor, and a group whose last reference ends on that thread waits for its own thread and aborts.
         """
+        levels, self._levels = self._levels, {}
+        for level in levels.values():
+            level.close()
         if self._courier is not None:
             self._courier.close()
         self._liveness.close()
@@ -284,8 +324,8 @@ def shares_of(
             ]
 
 
-def tally(op: frames.Primitive, cost: costs.Cost, length: int, seconds: float) -> Tally:
-    payload = cast(int, getattr(op, "payload_bytes", 0))
+def tally(op: Operation, cost: costs.Cost, length: int, seconds: float) -> Tally:
+    payload = op.payload_bytes
     return Tally(1, payload, length - payload, cost.sent, cost.received, seconds)
 
 
@@ -304,4 +344,4 @@ def throttle(executors: Sequence[ProcessGroupExecutor], links: str | Links, *, s
     agree({"link": asked.text, "seed of the jitter": seed}, execute, dist.get_process_group_ranks(group))
     shared = None if asked.unlimited else Throttle(asked.of(group.size()), seed)
     for lane, executor in enumerate(executors):
-        executor.pace = None if shared is None else Pace(shared, lane)
+        executor.throttle(shared, lane)

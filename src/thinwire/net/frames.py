@@ -72,12 +72,24 @@ class Commit:
     finite: bool
 
 
-def is_counted(op: object) -> bool:
+Operation = AllReduce | AllGather | Broadcast | AllToAll
+
+
+@dataclass(frozen=True)
+class Within:
+    """An operation of some ranks only: of those of one host (`inside`), or of one of each host."""
+
+    op: Operation
+    ranks: tuple[int, ...]
+    inside: bool
+
+
+def is_counted(op: Operation | Commit) -> bool:
     """Whether the meter counts this operation."""
     return not isinstance(op, Commit) and not (isinstance(op, AllGather) and op.setup)
 
 
-Primitive = AllReduce | AllGather | Broadcast | AllToAll | Commit
+Primitive = Operation | Commit | Within
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

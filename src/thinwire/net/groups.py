@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -26,6 +27,12 @@ def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.Proc
     if dist.get_rank() not in ranks:
         raise ThinwireError(f"rank {dist.get_rank()} is not in the process group of ranks {ranks}")
     return [_private_group(parent, ranks) for _ in range(count)]
+
+
+def subgroup(parent: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
+    """A new group of some ranks of `parent`, by their numbers there; only they call this."""
+    world = dist.get_process_group_ranks(parent)
+    return _private_group(parent, [world[rank] for rank in ranks])
 
 
 def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:

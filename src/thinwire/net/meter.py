@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 Asked = TypeVar("Asked")
+INSIDE = "host "
+"""Before the names of operations between the ranks of one host."""
 
 
 class Tally(NamedTuple):
@@ -47,7 +49,9 @@ class Meter:
     - `seconds`: the sum over all operations, overlapping ones included; `network_seconds`: the time in which
       at least one operation was in flight;
     - `work_seconds`: the time of the methods themselves, from receiving a tensor to its result, without the
-      time in operations.
+      time in operations;
+    - `inside`: the operations between the ranks of one host (`hierarchical`), whose bytes do not pass the
+      network interface. They are not part of the numbers above, except for `network_seconds`.
     """
 
     steps: int = 0
@@ -58,8 +62,12 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _counted_until: float = field(default=0.0, repr=False)
 
-    def count(self, operation: str, tally: Tally, ended: float | None = None) -> None:
+    def count(
+        self, operation: str, tally: Tally, ended: float | None = None, *, inside: bool = False
+    ) -> None:
         """`ended` is the end of the operation by `time.perf_counter()`, if that clock was used."""
+        if inside:
+            operation = INSIDE + operation
         with self._lock:
             self.by_operation[operation] = self.by_operation.get(operation, Tally()).plus(tally)
             if ended is not None:
@@ -107,10 +115,12 @@ class Meter:
 
     def __str__(self) -> str:
         """A short table: bytes by operation, all together, and per step."""
-        rows = [(name, tally) for name, tally in sorted(self.by_operation.items())]
+        known = sorted(self.by_operation.items())
+        rows = [(name, tally) for name, tally in known if not name.startswith(INSIDE)]
         total = self.total
         if len(rows) > 1:
             rows.append(("total", total))
+        rows += [(name, tally) for name, tally in known if name.startswith(INSIDE)]
         lines = [f"{'bytes':<16}{'operations':>10}{'payload':>16}{'sent':>16}{'received':>16}"]
         for name, tally in rows:
             sizes = (tally.payload_bytes + tally.overhead_bytes, tally.sent_bytes, tally.received_bytes)
@@ -127,9 +137,18 @@ class Meter:
 
     @property
     def total(self) -> Tally:
-        """The totals of all operations."""
+        """The totals of all operations over the network."""
+        return self._sum(inside=False)
+
+    @property
+    def inside(self) -> Tally:
+        """The totals of all operations inside the host."""
+        return self._sum(inside=True)
+
+    def _sum(self, *, inside: bool) -> Tally:
         with self._lock:
-            return functools.reduce(Tally.plus, self.by_operation.values(), Tally())
+            counted = [t for name, t in self.by_operation.items() if name.startswith(INSIDE) is inside]
+        return functools.reduce(Tally.plus, counted, Tally())
 
     @property
     def payload_bytes(self) -> int:

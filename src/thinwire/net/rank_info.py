@@ -1,7 +1,8 @@
-"""Which rank of a group this is."""
+"""Which rank of a group this is, and which ranks share its host."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -11,3 +12,43 @@ class RankInfo:
 
     rank: int
     size: int
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a group, as one of its ranks sees them. The first rank of each host is its leader.
+
+    - local: the ranks of a full host; one may have fewer
+    - members: the ranks of this rank's host
+    - leaders: the first rank of every host
+    """
+
+    rank_info: RankInfo
+    local: int
+    members: tuple[int, ...]
+    leaders: tuple[int, ...]
+
+    @staticmethod
+    def of(rank_info: RankInfo, local: int, ranks: Sequence[int] | None = None) -> Hosts:
+        """`ranks` are the numbers of the group's ranks in the world, where `local` consecutive ones share a
+        host; None: the group is the world."""
+        hosts: dict[int, list[int]] = {}
+        for rank, number in enumerate(range(rank_info.size) if ranks is None else ranks):
+            hosts.setdefault(number // local, []).append(rank)
+        (members,) = (host for host in hosts.values() if rank_info.rank in host)
+        return Hosts(rank_info, local, tuple(members), tuple(host[0] for host in hosts.values()))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the leader of its host."""
+        return self.rank_info.rank == self.members[0]
+
+    @property
+    def inside(self) -> RankInfo:
+        """This rank in its host."""
+        return RankInfo(self.members.index(self.rank_info.rank), len(self.members))
+
+    @property
+    def between(self) -> RankInfo:
+        """This rank's leader among the leaders."""
+        return RankInfo(self.leaders.index(self.members[0]), len(self.leaders))

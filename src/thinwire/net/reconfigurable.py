@@ -8,9 +8,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import PeerError
+from thinwire.errors import PeerError, ThinwireError
 from thinwire.net import frames
-from thinwire.net.executor import Operation, ProcessGroupExecutor, cost_of, cost_on_gloo, tally
+from thinwire.net.executor import ProcessGroupExecutor, cost_of, cost_on_gloo, tally
+from thinwire.net.frames import Operation
 from thinwire.net.liveness import plain
 from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
@@ -35,6 +36,8 @@ class ReconfigurableExecutor(ProcessGroupExecutor):
         """Carry out one primitive and count it."""
         if isinstance(op, frames.Commit):
             return op.finite
+        if isinstance(op, frames.Within):
+            raise ThinwireError("replica groups that come and go have no leaders: attach refuses two levels")
         begin = time.perf_counter()
         cost, length = self._cost_of(op, self.rank_info)
         try:

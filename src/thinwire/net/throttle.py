@@ -43,17 +43,19 @@ class Throttle:
 
 
 class Pace:
-    """The throttle as one lane sees it."""
+    """The throttle as one lane sees it; `ranks` take part in its operations (None: all of them)."""
 
-    def __init__(self, throttle: Throttle, lane: int) -> None:
+    def __init__(self, throttle: Throttle, lane: int, ranks: Sequence[int] | None = None) -> None:
         self._throttle = throttle
         self._lane = lane
+        self._ranks = range(len(throttle.links)) if ranks is None else ranks
         self._operations = 0
 
     def end_of(self, shares: Sequence[Cost], begin: float) -> float:
         """The end of an operation that began at `begin`; `shares` are its costs for each rank."""
         busy, total = 0.0, 0.0
-        for rank, (link, share) in enumerate(zip(self._throttle.links, shares, strict=True)):
+        for rank, share in zip(self._ranks, shares, strict=True):
+            link = self._throttle.links[rank]
             transfer = TCP_FRAMING * link.transfer_seconds(share)
             busy = max(busy, transfer)
             total = max(total, transfer + share.hops * link.latency + self._noise(rank, link, share.hops))

@@ -18,6 +18,7 @@ from thinwire.core.channel import Program
 from thinwire.net import frames
 from thinwire.net.costs import Cost
 from thinwire.net.executor import cost_on_gloo
+from thinwire.net.frames import Operation
 from thinwire.net.rank_info import RankInfo
 
 # Up to this many bytes gathered blocks get memory of their own, as on a real network: reading a small block
@@ -25,8 +26,6 @@ from thinwire.net.rank_info import RankInfo
 OWN_MEMORY = 2**26
 # Shorter payloads, such as flags, do not grow with the model.
 SMALL_BYTES = 256
-
-Operation = frames.AllReduce | frames.AllGather | frames.Broadcast | frames.AllToAll
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,7 @@ class Mirror:
         rounds: list[Round] = []
         self.operations[number] = []
         closing, commits = 0.0, False
+        before = 0.0  # the work before operations inside a host, which take no time here
         answer: object = None
         try:
             while True:
@@ -141,22 +141,30 @@ class Mirror:
                 try:
                     request = program.send(answer)
                 except StopIteration:
-                    rest = time.perf_counter() - began
+                    rest = before + time.perf_counter() - began
                     return Job(tuple(rounds), closing if commits else rest, commits, rest if commits else 0.0)
-                work = time.perf_counter() - began
+                work = before + time.perf_counter() - began
+                before = 0.0
                 if isinstance(request, frames.Commit):
                     if not to_the_end:
                         return Job(tuple(rounds), work, True, 0.0)
                     closing, commits, answer = work, True, request.finite
                     continue
-                rounds.append(_round(request, work, self.rank_info))
-                self.operations[number].append(_grown(request, 1.0))
-                answer = self._answer(request, (number, len(rounds)))
+                some = isinstance(request, frames.Within)
+                op = request.op if some else request
+                ranks = request.ranks if some else range(self.rank_info.size)
+                answer = self._answer(op, (number, len(rounds)), ranks)
+                if some and request.inside:
+                    before = work
+                    continue
+                rounds.append(_round(op, work, RankInfo(ranks.index(self.rank_info.rank), len(ranks))))
+                self.operations[number].append(_grown(op, 1.0))
         finally:
             program.close()
 
-    def _answer(self, op: frames.Primitive, key: tuple[int, int]) -> object:
-        size = self.rank_info.size
+    def _answer(self, op: Operation, key: tuple[int, int], ranks: Sequence[int]) -> object:
+        """What an operation of these ranks brings to this one."""
+        size, me = len(ranks), ranks.index(self.rank_info.rank)
         match op:
             case frames.AllReduce():
                 return op.tensor.mul_(size)
@@ -164,32 +172,32 @@ class Mirror:
                 apart = size * op.block.numel() <= OWN_MEMORY
                 return op.block.repeat(size, 1) if apart else op.block.expand(size, -1)
             case frames.Broadcast():
-                return self._from(op)
+                return self._from(op, ranks[op.src])
             case frames.AllToAll():
-                self._sent.setdefault(key, {})[self.rank_info.rank] = op.blocks
+                self._sent.setdefault(key, {})[me] = op.blocks
                 apart = sum(op.receive) <= OWN_MEMORY
-                blocks = [self._block(op, key, src) for src in range(size)]
+                blocks = [self._block(op, key, me, src, ranks) for src in range(size)]
                 return [block.clone() if apart else block for block in blocks]
-            case frames.Commit():
-                return op.finite
 
-    def _block(self, op: frames.AllToAll, key: tuple[int, int], src: int) -> torch.Tensor:
+    def _block(
+        self, op: frames.AllToAll, key: tuple[int, int], me: int, src: int, ranks: Sequence[int]
+    ) -> torch.Tensor:
         """What rank `src` sends to this one: what this rank sends to itself, or what another one has sent."""
-        me, length = self.rank_info.rank, op.receive[src]
+        length = op.receive[src]
         senders = self._sent[key]
         for rank in (me, *senders):
             if senders[rank][me].numel() == length:
                 return senders[rank][me]
         if length == 0:
             return op.blocks[me][:0]
-        raise UnknownBlockError(src)
+        raise UnknownBlockError(ranks[src])
 
-    def _from(self, op: frames.Broadcast) -> torch.Tensor:
+    def _from(self, op: frames.Broadcast, src: int) -> torch.Tensor:
         """This rank's own block; for the block of another rank, what this rank has broadcast before."""
-        if op.src == self.rank_info.rank:
+        if src == self.rank_info.rank:
             self._broadcast = op.block.clone()
         elif self._broadcast is None or self._broadcast.shape != op.block.shape:
-            raise ElsewhereError(op.src)
+            raise ElsewhereError(src)
         else:
             op.block.copy_(self._broadcast)
         return op.block

@@ -23,9 +23,10 @@ from thinwire.core.layout import Slot
 from thinwire.core.routing import View, plan
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import parse_exchange
+from thinwire.net.frames import Operation
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict.buckets import Shapes, ddp_buckets
-from thinwire.predict.mirror import Blocks, ElsewhereError, Job, Mirror, Operation, UnknownBlockError, grown
+from thinwire.predict.mirror import Blocks, ElsewhereError, Job, Mirror, UnknownBlockError, grown
 from thinwire.predict.timeline import Driver
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.preparation import prepare_for
@@ -68,7 +69,7 @@ class _Played:
     operations: Mapping[int, Sequence[Operation]]
 
     def jobs_of(self, sample: Sample) -> tuple[Job, ...]:
-        rank_info = self.session.rank_info
+        rank_info = self.session.engine.exchange_ranks
         return tuple(grown(self.jobs[i], self.operations[i], factor, rank_info) for i, factor in sample.jobs)
 
 
@@ -240,10 +241,10 @@ class Player:
             buffer = self._buffer(bucket).roll(SHIFT * turn)
             views.append(View(session.engine.layout(bucket, cpu), buffer, buffer))
             if not self.whole:
-                self._clear_ends(views, session.rank_info)
+                self._clear_ends(views, session.engine.exchange_ranks)
                 yield session.engine.program([views.pop()])
         if views:
-            self._clear_ends(views, session.rank_info)
+            self._clear_ends(views, session.engine.exchange_ranks)
             yield session.engine.program(views)
 
     def _clear_ends(self, views: Sequence[View], rank_info: RankInfo) -> None:

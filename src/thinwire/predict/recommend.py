@@ -17,6 +17,7 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.registry import list_methods, parse, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes
+from thinwire.sessions.optimizer_checks import OptimizerKind, has_residual
 
 # A method is recommended if it came this close to dense in our own table, in points of accuracy.
 CLOSE_ENOUGH = 0.01
@@ -98,7 +99,7 @@ def make_plan(
     host: predict.Host = "ddp",
     progress: Callable[[str], None] | None = None,
     bucket_bytes: int | None = None,
-    plain_sgd: bool = True,
+    optimizer: OptimizerKind = "plain SGD",
 ) -> Plan:
     """Predict every method (or those chosen, and dense) and recommend one.
 
@@ -113,7 +114,7 @@ def make_plan(
         host: "ddp" or "average".
         progress: called with each method before it is measured.
         bucket_bytes: the limit of DDP's buckets, if it is not the default one.
-        plain_sgd: whether a step is the learning rate times the gradient, as some methods assume.
+        optimizer: its kind; some methods assume plain SGD, and residuals disturb an adaptive one.
     """
     if workers < 2:
         raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
@@ -154,7 +155,7 @@ def make_plan(
                 own.received_bytes,
                 own.rounds,
                 own.compression_seconds,
-                kept_back(method, own, plain_sgd=plain_sgd),
+                kept_back(method, own, optimizer=optimizer),
             )
         )
     rows.sort(key=lambda row: row.step_seconds)
@@ -175,7 +176,9 @@ def proven() -> dict[str, float]:
     return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}
 
 
-def kept_back(method: str, own: predict.Profile | None = None, *, plain_sgd: bool = True) -> str | None:
+def kept_back(
+    method: str, own: predict.Profile | None = None, *, optimizer: OptimizerKind = "plain SGD"
+) -> str | None:
     """Why a method is not recommended, however fast it is."""
     exchange = parse_exchange(method)
     traits = exchange.traits
@@ -183,7 +186,11 @@ def kept_back(method: str, own: predict.Profile | None = None, *, plain_sgd: boo
     reasons = {
         "replicas drift": not traits.consensus or exchange.reconcile_every is not None,
         "keeps the momentum itself": traits.optimizer == "no momentum",
-        "its rule is for plain SGD": traits.optimizer == "plain SGD" and not plain_sgd,
+        "needs AdamW": traits.optimizer == "Adam" and optimizer != "adaptive",
+        "its rule is for plain SGD": traits.optimizer == "plain SGD" and optimizer != "plain SGD",
+        "what it sends late disturbs an adaptive optimizer": optimizer == "adaptive"
+        and traits.optimizer != "Adam"
+        and has_residual(exchange),
         "unproven in this form": exchange.warning is not None,
         "bytes vary with the gradients": own is not None and own.data_dependent,
         "not in our table": behind is None,

@@ -51,7 +51,7 @@ class BaseSession(ABC):
             prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
             self.engine.open(process_group, lanes)
         else:
-            self.engine.rank_info = rank_info
+            self.engine.place(rank_info)
         if self.engine.speaks:
             for warning in (*warnings, *(exchange.warning for exchange in exchanges)):
                 if warning is not None:
@@ -94,6 +94,7 @@ class BaseSession(ABC):
         - `steps`; `skipped_steps`: those that were aborted because a number was not finite (for a schedule:
           aborted sync rounds);
         - `bytes_sent`, `bytes_received`: through this rank's network interface, without TCP/IP headers;
+        - `bytes_sent_inside`, `bytes_received_inside`: inside this rank's host, only with `hierarchical`;
         - `rounds`: collectives, one after the other; for a schedule also `sync_rounds`;
         - `waiting_seconds`: at least one collective was in flight. Computation may have gone on meanwhile;
         - `compression_seconds`: the method's own work, which may overlap with computation as well;
@@ -105,11 +106,16 @@ class BaseSession(ABC):
         meter, total = self.meter, self.meter.total
         dense = meter.steps * costs.all_reduce(self.rank_info.size, self.dense_bytes).sent
         norms = [float(residual.norm()) / self.engine.scale for residual in self.residuals().values()]
+        inside = {}
+        if self.engine.hosts is not None:
+            inside["bytes_sent_inside"] = meter.inside.sent_bytes
+            inside["bytes_received_inside"] = meter.inside.received_bytes
         return {
             "steps": meter.steps,
             "skipped_steps": meter.skipped_steps,
             "bytes_sent": total.sent_bytes,
             "bytes_received": total.received_bytes,
+            **inside,
             "rounds": total.operations,
             "waiting_seconds": meter.network_seconds,
             "compression_seconds": meter.work_seconds,
@@ -209,7 +215,11 @@ class BaseSession(ABC):
         if size == self.rank_info.size:
             self._expected = None
             return
-        olds = [old for old in range(size) if old % self.rank_info.size == self.rank_info.rank]
+        hosts, me = self.engine.hosts, self.engine.exchange_ranks
+        local = 1 if hosts is None else hosts.local  # the states of a host go to one leader
+        olds = [old for old in range(size) if old // local % me.size == me.rank]
+        if not self.engine.keeps_states:
+            olds = []
         self._expected = size, olds, on_resize
 
     # -- the network -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from thinwire import log
 from thinwire.core import schema
 from thinwire.core.engine import Engine
-from thinwire.core.state import Entries, SavedState, check_entries
+from thinwire.core.state import Entries, SavedState, check_complete, check_entries
 from thinwire.errors import StateError
 from thinwire.net.meter import Tally
 
@@ -141,6 +141,8 @@ def check(
         twice = next(rank for rank in ranks if ranks.count(rank) > 1)
         raise StateError(f"the state of rank {twice} was given twice: its residuals would count double")
     old_size, new_size = int(first["size"]), engine.rank_info.size
+    if engine.hosts is not None:
+        found = _of_leaders(engine, found, on_resize, made or int(first["step"]) > 0)
     saved = found[0]
     if old_size != new_size or len(states) > 1:
         if on_resize is None:
@@ -164,9 +166,31 @@ def _check(engine: Engine, found: Mapping[str, Any], made: bool) -> SavedState:
     if found["rank"] >= found["size"]:
         raise StateError(f"the checkpoint's rank is {found['rank']} of {found['size']}, which cannot be")
     layouts = engine.checkpoint_layouts()
-    return check_entries(
-        found["state"], layouts, engine.router.exchange_for, complete=made or found["step"] > 0
-    )
+    complete = engine.hosts is None and (made or found["step"] > 0)
+    return check_entries(found["state"], layouts, engine.router.exchange_for, complete=complete)
+
+
+def _of_leaders(
+    engine: Engine, found: Sequence[SavedState], on_resize: OnResize | None, complete: bool
+) -> list[SavedState]:
+    """With two levels only leaders have states, and only leaders can go on with one."""
+    kept = [saved for saved in found if saved.residuals or saved.replicated]
+    if not engine.keeps_states:
+        if kept and on_resize != "drop":
+            raise StateError(
+                "this rank does not lead its host, so it keeps no residuals: give the states of old leaders "
+                "to new leaders, the first ranks of their hosts, and load with on_resize='drop' elsewhere"
+            )
+        return [SavedState({}, {})]
+    for saved in kept or [SavedState({}, {})]:
+        try:
+            check_complete(saved, engine.checkpoint_layouts(), engine.router.exchange_for, complete)
+        except StateError as error:
+            raise StateError(
+                f"{error}. This rank leads its host: it loads its own state or, with another number of "
+                "ranks, that of an old leader"
+            ) from None
+    return kept or [SavedState({}, {})]
 
 
 def _drop(saved: SavedState) -> SavedState:

@@ -12,11 +12,12 @@ from thinwire.core.channel import Program
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
+from thinwire.methods.adam import Adam
 from thinwire.methods.dense import Dense
 from thinwire.methods.registry import parse_exchange
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
-from thinwire.sessions import checkpoint
+from thinwire.sessions import checkpoint, frozen_adam
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.histogram import Histogram, measure
 from thinwire.sessions.optimizer_checks import check_optimizer
@@ -45,7 +46,7 @@ class Session(BaseSession):
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, so that residuals follow its scale.
         optimizer: the optimizer in use. One with momentum is refused if the method has its own, and
-            `reconcile` averages its state as well.
+            `reconcile` averages its state as well. `adam` takes steps of AdamW for it.
         lanes: the number of private process groups.
         rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. No process
             group is used then, and the driver runs `engine.program`.
@@ -88,6 +89,9 @@ class Session(BaseSession):
                 f"replicas drift; their parameters are averaged, dense, every {self._reconcile_every} steps"
             )
         self.start(process_group, rank_info, lanes=lanes, warnings=warnings)
+        adam = next((exchange for exchange in exchanges if isinstance(exchange, Adam)), None)
+        if adam is not None and optimizer is not None:
+            self.on_detach(frozen_adam.install(adam, optimizer, self.engine))
 
     @property
     def method(self) -> Exchange:

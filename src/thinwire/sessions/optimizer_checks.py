@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import torch
 
 from thinwire.core.exchange import Exchange
+from thinwire.core.layout import Layout
 from thinwire.errors import ConfigError
+from thinwire.methods.adam import Adam
+from thinwire.methods.dense import Dense
+from thinwire.methods.topk import TopK
+from thinwire.sessions import frozen_adam
+
+OptimizerKind = Literal["plain SGD", "adaptive", "other", "unknown"]
+"""Plain SGD steps by the learning rate times the gradient; an adaptive one divides by a second moment."""
+
+# Optimizers that divide by a running mean of squares (or by the largest), as parts of their names.
+ADAPTIVE = ("adam", "adagrad", "adadelta", "adafactor", "rmsprop", "lamb")
 
 
 def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
     """Returns warnings. Raises ConfigError if the optimizer would apply momentum a second time."""
-    warnings = _about_steps(exchanges, optimizer)
+    if any(exchange.traits.optimizer == "Adam" for exchange in exchanges):
+        return _about_adam(exchanges, optimizer)
+    warnings = [*_about_steps(exchanges, optimizer), *_about_second_moments(exchanges, optimizer)]
     owners = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "no momentum"})
     if not owners:
         return warnings
@@ -45,6 +59,59 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
     return warnings
 
 
+def _about_adam(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """All tensors of a step hold gradients or all hold momenta, and the optimizer knows which."""
+    settings = {
+        replace(exchange, exchange=Dense()) if isinstance(exchange, Adam) else exchange
+        for exchange in exchanges
+    }
+    if len(settings) > 1:
+        names = " and ".join(sorted(map(str, settings)))
+        raise ConfigError(
+            f"some tensors would have momenta and others gradients ({names}): put the route inside, "
+            "adam(exchange=route(...))"
+        )
+    (method,) = settings
+    assert isinstance(method, Adam)
+    if optimizer is None:
+        return [
+            f"after {method.warmup} steps adam gives averaged momenta instead of gradients: give AdamW to "
+            "Session as optimizer=..., which then takes the right steps"
+        ]
+    frozen_adam.check(method, optimizer)
+    return []
+
+
+def _about_second_moments(
+    exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None
+) -> list[str]:
+    """A warning for residuals under an optimizer that divides by the size of past gradients."""
+    if optimizer is None or not _is_adaptive(optimizer):
+        return []
+    late = sorted((exchange for exchange in exchanges if has_residual(exchange)), key=str)
+    if not late:
+        return []
+    name = type(optimizer).__name__
+    inner = late[0] if late[0].traits.optimizer == "any" else TopK()
+    return [
+        f"{late[0]} sends late what it leaves out, and {name} takes that for larger gradients: with it "
+        f"transformers train worse than dense; adam(exchange={inner}) with AdamW, or "
+        "pqasgd(every=8, bits=4), does better"
+    ]
+
+
+def _is_adaptive(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it has a second moment; by name, so that other packages' variants of Adam count as well."""
+    names = [cls.__name__.lower() for cls in type(optimizer).__mro__]
+    return any(word in name for name in names for word in ADAPTIVE)
+
+
+def has_residual(exchange: Exchange) -> bool:
+    """Whether parts of a gradient may arrive in later steps."""
+    state = exchange.init(Layout.of([("", (64, 64))], device="meta"))
+    return any(tensor.numel() for tensor in state.tensors("residual").values())
+
+
 def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
     """Warnings for rules that measure past steps by past outputs, which is right for plain SGD only."""
     counting = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "plain SGD"})
@@ -61,6 +128,14 @@ def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimiz
     if len({group.get("lr") for group in optimizer.param_groups}) > 1:
         found.append(f"{counting[0]} measures steps without the learning rate: {name} has several")
     return found
+
+
+def kind_of(optimizer: torch.optim.Optimizer | None) -> OptimizerKind:
+    if optimizer is None:
+        return "unknown"
+    if _is_adaptive(optimizer):
+        return "adaptive"
+    return "plain SGD" if is_plain_sgd(optimizer) else "other"
 
 
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:

@@ -168,8 +168,13 @@ def swapped(grad: Tensor, undo: Tensor | None) -> bool:
     return undo is not None and direct(grad) and undo.data_ptr() == grad.data_ptr()
 
 
-def run(residual: Tensor, grad: Tensor, undo: Tensor | None, work: Step[T]) -> list[T]:
-    """Run `work` over ranges of all three tensors that together make the whole, in order."""
+def run(
+    residual: Tensor, grad: Tensor, undo: Tensor | None, work: Step[T], grain: int = _pool.GRAIN
+) -> list[T]:
+    """Run `work` over ranges of all three tensors that together make the whole, in order.
+
+    Ranges begin at multiples of `grain`.
+    """
     swap = swapped(grad, undo)
 
     def views(lo: int, hi: int, wide: Tensor) -> T:
@@ -178,10 +183,11 @@ def run(residual: Tensor, grad: Tensor, undo: Tensor | None, work: Step[T]) -> l
 
     n = residual.numel()
     if direct(grad):
-        return _pool.run_cuts(lambda lo, hi: views(lo, hi, grad[lo:hi]), _pool.cuts(n))
-    scratch = scratch_tensor("widened gradient", min(n, WIDEN))
+        return _pool.run_cuts(lambda lo, hi: views(lo, hi, grad[lo:hi]), _pool.cuts(n, grain))
+    block = grain * max(1, WIDEN // grain)
+    scratch = scratch_tensor("widened gradient", min(n, block))
     results: list[T] = []
-    for lo in range(0, n, WIDEN):
-        hi = min(lo + WIDEN, n)
+    for lo in range(0, n, block):
+        hi = min(lo + block, n)
         results.append(views(lo, hi, scratch[: hi - lo].copy_(grad[lo:hi])))
     return results

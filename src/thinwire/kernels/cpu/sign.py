@@ -1,5 +1,6 @@
 """One-bit codes on the CPU: 64 comparisons become one 64-bit word, and back."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import _pool
 from thinwire.kernels.cpu._codes import copy_bytes
-from thinwire.kernels.cpu._jit import F32, F64, U8, U64, kernel
+from thinwire.kernels.cpu._jit import F32, F64, U8, U64, kernel, reordering
 from thinwire.kernels.cpu._memory import addresses, uint8_at
 from thinwire.kernels.cpu._simd import LANES, add_choice64, nonnegative64, signed_sums64, signed_sums_pack64
 from thinwire.kernels.cpu._sums import rows_for, total_of
@@ -64,9 +65,27 @@ def pack_and_sum(x: F32, packed: U8, pack: bool, block: int, out: F64) -> None:
             copy_bytes(packed[lo // 8 : lo // 8 + size], words.view(np.uint8)[:size])
 
 
+@reordering
+def scale_range(x: F32, bucket: int, scales: F32) -> None:
+    """The sum of squares by the sum of magnitudes, of every bucket."""
+    for b in range(len(scales)):
+        tile = x[b * bucket : (b + 1) * bucket]
+        total, squares = 0.0, 0.0
+        for j in range(len(tile)):
+            value = np.float64(tile[j])
+            total += abs(value)
+            squares += value * value
+        scales[b] = 0.0 if total == 0 else squares / total
+
+
 @kernel
-def mean_range(out: F32, base: int, numel: int, packed: U64, plus: F32, minus: F32, workers: int) -> None:
-    """out = the mean over workers of plus or minus by the bit; base is a multiple of 64."""
+def mean_range(
+    out: F32, base: int, numel: int, packed: U64, plus: F32, minus: F32, bucket: int, workers: int
+) -> None:
+    """out = the mean over workers of plus or minus by the bit; base is a multiple of a tile.
+
+    `plus` and `minus` have a row per worker and a column per bucket, which is a number of whole tiles.
+    """
     words = np.empty(_WORDS + 1, np.uint64)
     for lo in range(0, len(out), _TILE):
         hi = min(lo + _TILE, len(out))
@@ -75,15 +94,17 @@ def mean_range(out: F32, base: int, numel: int, packed: U64, plus: F32, minus: F
         size = (len(tile) + 7) // 8
         first = (base + lo) // 8
         whole = len(tile) // LANES
+        column = (base + lo) // bucket
         for w in range(workers):
+            high, low = plus[w, column], minus[w, column]
             copy_bytes(
                 words.view(np.uint8)[:size], uint8_at(packed[w], (numel + 7) // 8)[first : first + size]
             )
             for b in range(whole):
-                add_choice64(tile, b * LANES, words[b], plus[w], minus[w])
+                add_choice64(tile, b * LANES, words[b], high, low)
             for j in range(whole * LANES, len(tile)):
                 bit = (words[whole] >> np.uint64(j - whole * LANES)) & _ONE
-                tile[j] += plus[w] if bit != 0 else minus[w]
+                tile[j] += high if bit != 0 else low
         divide(tile, workers)
 
 
@@ -144,6 +165,36 @@ def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
     return packed, (plus - minus) / max(x.numel(), 1)
 
 
+def sign_scales(x: Tensor, bucket: int) -> Tensor:
+    scales = torch.empty(-(-x.numel() // bucket))
+    to = scales.numpy()
+
+    def work(a: F32, _: F32 | None, lo: int) -> None:
+        first = lo // bucket
+        scale_range(a, bucket, to[first : first - (-len(a) // bucket)])
+
+    Source(x).run(work, bucket * max(1, _pool.GRAIN // bucket))
+    return scales
+
+
+def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
+    packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    sums = np.zeros((-(-x.numel() // bucket), 3))
+    to = packed.numpy()
+
+    def work(a: F32, _: F32 | None, lo: int) -> None:
+        first = lo // bucket
+        rows = sums[first : first - (-len(a) // bucket)]
+        pack_and_sum(a, to[lo // 8 : (lo + len(a) + 7) // 8], True, bucket, rows)
+
+    Source(x).run(work, math.lcm(_pool.GRAIN, bucket))
+    means = torch.empty(len(sums))
+    counts = np.full(len(sums), float(bucket))
+    counts[-1:] = x.numel() - bucket * (len(sums) - 1)
+    means.numpy()[:] = (sums[:, 0] - sums[:, 1]) / counts
+    return packed, means
+
+
 def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
     packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
     return packed, *means_by_sign(x, packed)
@@ -175,10 +226,20 @@ def onebit_mean(
     packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
 ) -> None:
     codes = addresses(packed)
-    high, low = np.array(plus, np.float32), np.array(minus, np.float32)
+    high, low = np.array(plus, np.float32)[:, None], np.array(minus, np.float32)[:, None]
+    _mean(codes, high, low, max(numel, 1), numel, out)
 
+
+def sign_means(
+    packed: Sequence[Tensor], scales: Sequence[Tensor], bucket: int, numel: int, out: Tensor
+) -> None:
+    high = torch.stack(list(scales)).numpy()
+    _mean(addresses(packed), high, -high, bucket, numel, out)
+
+
+def _mean(codes: U64, high: F32, low: F32, bucket: int, numel: int, out: Tensor) -> None:
     def work(part: F32, lo: int) -> None:
-        mean_range(part, lo, numel, codes, high, low, len(packed))
+        mean_range(part, lo, numel, codes, high, low, bucket, len(codes))
 
     through_float32(out, work)
 
@@ -200,6 +261,8 @@ def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
 def warm() -> None:
     x = torch.arange(-50.0, 50.0)
     packed, _ = sign_pack_mean(x)
+    sign_means([packed], [sign_pack_means(x, _TILE)[1]], _TILE, 100, torch.empty(100))
     sign_pack(x)
+    sign_scales(x, 64)
     onebit_mean([packed, packed], [1.0, 1.0], [0.0, 0.0], 100, torch.empty(100))
     sign_majority([packed, packed], 100)

@@ -71,7 +71,7 @@ class _Memory:
 class SparseMemory(_Memory):
     """u = g + e, for methods that send some entries of u."""
 
-    def take(self, selector: Selector, limit: float) -> Entries:
+    def take(self, selector: Selector, limit: float | kernels.PerChunk) -> Entries:
         """c: the selected entries of u."""
         if self._off:
             return Entries(*selector.of(self._x, limit))
@@ -92,8 +92,10 @@ class SparseMemory(_Memory):
         self._indices = indices
         return Entries(indices, poisoned(values, self._x))
 
-    def commit(self, lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = ()) -> None:
-        """e = u - c, plus what the codes of c have lost, and where."""
+    def commit(
+        self, lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = (), decay: float = 1.0
+    ) -> None:
+        """e = u - c, plus what the codes of c have lost, and where; then times `decay`."""
         if self._off:
             return
         if not self._old_error_in_out:
@@ -101,6 +103,8 @@ class SparseMemory(_Memory):
         self._old_error_in_out = False
         for where, amount in lost:
             self._error[where] += amount
+        if decay != 1:
+            self._error.mul_(decay)
 
 
 class DenseMemory(_Memory):

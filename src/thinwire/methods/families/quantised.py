@@ -43,8 +43,12 @@ class Quantised(Exchange):
     entries_per_byte: ClassVar[int | None] = None
     """If the parts are packed codes and scales of the whole: the number of codes in a byte."""
     reduce: Reduce
+    rotate: bool = False
+    """Whether codes are those of rotated tensors (`kernels.rotate`). All ranks share the rotation, so that
+    the mean of all codes is rotated back once."""
 
     def __post_init__(self) -> None:
+        checks.flag(self.name, "rotate", self.rotate)
         checks.one_of(self.name, "reduce", self.reduce, ("auto", "gather", "twoshot"))
 
     # -- the codec -------------------------------------------------------------------------------------
@@ -70,12 +74,26 @@ class Quantised(Exchange):
         self.decode_mean(received, out)
         return out
 
-    def encode_padded(self, v: torch.Tensor, n: int, seed: int) -> list[torch.Tensor]:
+    def encode_padded(self, v: torch.Tensor, n: int, seed: int, rotation: int) -> list[torch.Tensor]:
         """The code of v, padded to the length of the code of n entries."""
-        if self.entries_per_byte is not None:
+        if self.entries_per_byte is not None and not self.rotate:
             codes, scales = self.encode(v, seed)
             return [padded(codes, -(-n // self.entries_per_byte)), scales]
-        return self.encode(padded(v, n), seed)
+        return self.encode(self.turned(padded(v, n), rotation), seed)
+
+    def turned(self, v: torch.Tensor, rotation: int, room: torch.Tensor | None = None) -> torch.Tensor:
+        """What is coded: R v with `rotate`, in `room` if it can hold float32; else v."""
+        if not self.rotate:
+            return v
+        if room is None or room.dtype != torch.float32:
+            room = torch.empty(v.numel(), device=v.device)
+        kernels.rotate(v, rotation, room)
+        return room
+
+    def turn_back(self, v: torch.Tensor, rotation: int) -> None:
+        """v = R^T v with `rotate`."""
+        if self.rotate:
+            kernels.rotate_back(v, rotation, v)
 
     @property
     def unit(self) -> int:
@@ -91,45 +109,60 @@ class Quantised(Exchange):
     def init(self, layout: Layout) -> Residual:
         return Residual.for_layout(layout, self.feedback)
 
-    async def average(self, v: torch.Tensor, ch: Channel) -> GatheredMean | TwoShotMean:
-        """The mean of the codes of v of all ranks."""
-        if self.two_shot(v.numel(), ch.size):
-            return await self._two_shot(v, ch)
-        own = self.encode(v, ch.private_seed())
-        return GatheredMean(self, own, await ch.gather(own))
+    async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
+        """Methods without a residual."""
+        mean = await self.average(x, ch, out)
+        await ch.commit(mean.finite)
+        mean.write(out)
 
-    async def _two_shot(self, v: torch.Tensor, ch: Channel) -> TwoShotMean:
-        stretches = self._stretches(v.numel(), ch.size)
-        coded = [
-            self.encode(v[stretch], ch.private_seed() + owner) for owner, stretch in enumerate(stretches)
+    async def average(
+        self, v: torch.Tensor, ch: Channel, room: torch.Tensor | None = None
+    ) -> GatheredMean | TwoShotMean:
+        """The mean of the codes of v of all ranks. `room`, which may be v, is free until it is written."""
+        if self.two_shot(v.numel(), ch.size):
+            return await self._two_shot(v, ch, room)
+        rotation = ch.shared_seed()
+        own = self.encode(self.turned(v, rotation, room), ch.private_seed())
+        return GatheredMean(self, own, await ch.gather(own), rotation)
+
+    async def _two_shot(self, v: torch.Tensor, ch: Channel, room: torch.Tensor | None) -> TwoShotMean:
+        stretches, rotation = self._stretches(v.numel(), ch.size), ch.shared_seed()
+        pieces = [
+            self.turned(v[stretch], rotation + owner, None if room is None else room[stretch])
+            for owner, stretch in enumerate(stretches)
         ]
+        coded = [self.encode(piece, ch.private_seed() + owner) for owner, piece in enumerate(pieces)]
         received = await ch.scatter(coded)
-        own = stretches[ch.rank]
         # A rank does not code its own share. Its v holds also what its second code lost in the last step.
-        reduced = v[own].float() / ch.size
-        others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
-        reduced += self.decode(others, reduced.numel()) * ((ch.size - 1) / ch.size)
+        reduced = self._mean_of_own(pieces[ch.rank], received, ch, rotation)
         # Every code has the length of the longest stretch, so all ranks know the lengths.
         longest = max(s.stop - s.start for s in stretches)
-        again = self.encode_padded(reduced, longest, ch.private_seed() - 1)
+        # Signs are unbiased only if the rotation is new to what they code: the means get rotations below.
+        again = self.encode_padded(reduced, longest, ch.private_seed() - 1, rotation - 1 - ch.rank)
         gathered = await ch.gather(again)
-        return TwoShotMean(self, stretches, coded, ch.rank, reduced, longest, gathered)
+        return TwoShotMean(self, stretches, coded, ch.rank, reduced, longest, gathered, rotation)
 
-    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
-        """The first of two shots. A rank does not code its own piece for itself."""
-        received = await self._scattered(pieces, ch)
-        if not self.finite(received):
-            out.fill_(torch.nan)
-            return
-        mean = pieces[ch.rank].float() / ch.size
+    def _mean_of_own(
+        self, own: torch.Tensor, received: Sequence[Parts], ch: Channel, rotation: int
+    ) -> torch.Tensor:
+        """The mean of this rank's own piece and the codes of it by the others."""
+        mean = own.float() / ch.size
         others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
         if others:
             mean += self.decode(others, mean.numel()) * ((ch.size - 1) / ch.size)
-        out.copy_(mean)
+        self.turn_back(mean, rotation + ch.rank)
+        return mean
 
-    async def _scattered(self, pieces: Sequence[torch.Tensor], ch: Channel) -> list[list[torch.Tensor]]:
-        """The codes of this rank's piece by all ranks."""
-        return await ch.scatter([self.encode(v, ch.private_seed() + to) for to, v in enumerate(pieces)])
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+        """The first of two shots. A rank does not code its own piece for itself."""
+        rotation = ch.shared_seed()
+        turned = [self.turned(v, rotation + to) for to, v in enumerate(pieces)]
+        coded = [self.encode(v, ch.private_seed() + to) for to, v in enumerate(turned)]
+        received = await ch.scatter(coded)
+        if not self.finite(received):
+            out.fill_(torch.nan)
+            return
+        out.copy_(self._mean_of_own(turned[ch.rank], received, ch, rotation))
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         if not self.two_shot(layout.numel, size):
@@ -157,6 +190,7 @@ class GatheredMean:
     codec: Quantised
     own: Parts
     received: Sequence[Parts]
+    rotation: int
 
     @property
     def finite(self) -> bool:
@@ -168,7 +202,12 @@ class GatheredMean:
         error -= scratch
 
     def write(self, out: torch.Tensor) -> None:
-        self.codec.decode_mean(self.received, out)
+        narrow = self.codec.rotate and out.dtype != torch.float32
+        mean = torch.empty(out.numel(), device=out.device) if narrow else out
+        self.codec.decode_mean(self.received, mean)
+        self.codec.turn_back(mean, self.rotation)
+        if narrow:
+            out.copy_(mean)
 
 
 @dataclass(frozen=True)
@@ -184,6 +223,7 @@ class TwoShotMean:
     """The mean of this rank's own stretch, before the second code."""
     longest: int
     gathered: Sequence[Parts]
+    rotation: int
 
     @property
     def finite(self) -> bool:
@@ -203,7 +243,9 @@ class TwoShotMean:
 
     def _stretch(self, owner: int) -> torch.Tensor:
         width = self.stretches[owner].stop - self.stretches[owner].start
-        return self.codec.decode([self.gathered[owner]], self.longest)[:width]
+        decoded = self.codec.decode([self.gathered[owner]], self.longest)
+        self.codec.turn_back(decoded, self.rotation - 1 - owner)
+        return decoded[:width]
 
 
 def scales(part: torch.Tensor, count: int) -> list[float]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from thinwire.core import Exchange, Slot, Traits
+from thinwire.core import Exchange, Slot, Traits, checks
 from thinwire.core.shards import parameter_name
 from thinwire.core.traits import OptimizerNeeds, PayloadSize
 from thinwire.errors import ConfigError
@@ -17,7 +17,7 @@ Rules = tuple[tuple[str, Exchange], ...]
 
 # Ordered by what they require. A route requires what its most demanding method does.
 SIZES: tuple[PayloadSize, ...] = ("fixed", "alternating", "data-dependent")
-NEEDS: tuple[OptimizerNeeds, ...] = ("any", "no momentum", "plain SGD")
+NEEDS: tuple[OptimizerNeeds, ...] = ("any", "no momentum", "plain SGD", "Adam")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -45,6 +45,7 @@ def checked_rules(given: object) -> Rules:
 def _pair(rule: object) -> tuple[str, Exchange]:
     match rule:
         case [str(condition), Exchange() as method]:
+            checks.exchange("route", "rules", method)
             return condition, method
         case _:
             raise ConfigError(f"route: a rule is a pair like ('*.bias', Dense()), not {rule!r}")

@@ -101,6 +101,10 @@ class Sparse(Exchange):
                 f"{self.name}: values must be a method that codes every entry, such as QSGD(bits=4), not "
                 f"{self.values!r}; in a method string write {self.name}(values=qsgd(bits=4))"
             )
+        if self.values is not None and self.values.rotate:
+            raise ConfigError(
+                f"{self.name}: the entries that are sent cannot be rotated; leave out rotate=True"
+            )
 
     @property
     def traits(self) -> Traits:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
@@ -52,10 +50,3 @@ def _majority(received: Sequence[Parts], begin: int, ch: Channel) -> torch.Tenso
 
 def _magnitudes(received: Sequence[Parts]) -> list[float]:
     return [float(magnitude) for _, magnitude in received]
-
-
-def rms(v: torch.Tensor, mean: float) -> float:
-    """The root of the mean square; the mean magnitude `mean` if the squares leave the range of float32."""
-    norm = cast(torch.Tensor, torch.linalg.vector_norm(v, dtype=torch.float32))
-    root = float(norm) / math.sqrt(v.numel())
-    return root if 0 < root < torch.inf else mean

@@ -57,6 +57,10 @@ LIMITS: dict[tuple[str, object], tuple[str, str]] = {
         "needs plain SGD",
         "The theory needs plain SGD. Momentum or adaptive steps cause a warning.",
     ),
+    ("optimizer", "Adam"): (
+        "needs torch.optim.AdamW",
+        "The optimizer must be `torch.optim.AdamW`, or Adam without weight decay. Others are refused.",
+    ),
     ("scope", "bucket"): ("works on whole buckets", "It works on whole buckets."),
     ("scope", "model"): (
         "works on the whole model at once",

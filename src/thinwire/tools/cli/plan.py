@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thinwire.net.costs import Link
     from thinwire.predict.recommend import Plan
     from thinwire.predict.timeline import Compute
+    from thinwire.sessions.optimizer_checks import OptimizerKind
     from thinwire.tools.compare.settings import Script
 
 SCRIPT_STEPS = 8
@@ -95,7 +96,7 @@ def plan(
                 asked,
                 progress=lambda name: advance(name, 1),
                 bucket_bytes=trained.bucket_bytes,
-                plain_sgd=trained.plain_sgd,
+                optimizer=trained.optimizer,
             )
     if as_json:
         print_json(made.to_json())
@@ -111,7 +112,7 @@ class Trained(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     compute: Compute | float
     bucket_bytes: int | None = None
-    plain_sgd: bool = True
+    optimizer: OptimizerKind = "plain SGD"
     said: str = ""
 
 
@@ -161,7 +162,7 @@ def _of_script(own: Script) -> Trained:
     )
     if first.bucket_bytes is not None:
         said += f"; buckets of {first.bucket_bytes / 2**20:g} MiB"
-    return Trained(shapes, compute, first.bucket_bytes, first.plain_sgd, said)
+    return Trained(shapes, compute, first.bucket_bytes, first.kind, said)
 
 
 def _given(text: str) -> Link:

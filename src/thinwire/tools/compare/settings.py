@@ -237,10 +237,12 @@ def _momentum(asked: Comparison, optimizer: Optimizer) -> float:
 def check_optimizers(methods: Sequence[str], optimizer: Optimizer, momentum: float = 0.0) -> None:
     """Adam, AdamW and SGD with momentum have steps of their own, which some methods do not go with."""
     used = f"SGD with momentum {momentum:g}" if optimizer == "sgd" else optimizer
-    for method in methods if optimizer != "sgd" or momentum else ():
+    for method in methods:
         exchange = None if method in NOT_METHODS else parse(method)
         need = exchange.traits.optimizer if isinstance(exchange, Exchange) else "any"
-        if need != "any":
+        if need == "Adam" and optimizer == "sgd":
+            raise ConfigError(f"{method} averages Adam's momentum: give --optimizer adamw, or leave it out")
+        if need not in ("any", "Adam") and (optimizer != "sgd" or momentum):
             why = "keeps the momentum itself" if need == "no momentum" else "skips uploads by a rule for SGD"
             raise ConfigError(
                 f"{method} {why}: give --optimizer sgd without momentum, or leave it out with {used}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Literal
 
 import msgspec
 
@@ -91,8 +91,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the parameters by name."""
     optimizer: str = ""
     learning_rate: float = 0.0
-    plain_sgd: bool = False
-    """Its steps are the learning rate times the gradient."""
+    kind: Literal["plain SGD", "adaptive", "other", "unknown"] = "unknown"
+    """Of the optimizer; see `sessions/optimizer_checks.py`."""
     bucket_bytes: Count | None = None
     """The limit of DDP's buckets; None for the default one."""
 

@@ -29,7 +29,7 @@ from thinwire.hosts.auto import AutoSession
 from thinwire.hosts.scripts import Attached, ScriptError, ScriptHost, summary_order
 from thinwire.hosts.watch import Watch
 from thinwire.net.meter import Meter
-from thinwire.sessions.optimizer_checks import is_plain_sgd
+from thinwire.sessions.optimizer_checks import kind_of
 from thinwire.sessions.replicas import bare
 from thinwire.tools.compare.records import finite
 from thinwire.tools.compare.training import payload_by_parameter
@@ -213,7 +213,7 @@ def _report(name: str, one: Attached, steps: int, several: bool) -> ModelReport:
         shapes=named(shapes),
         optimizer="" if one.optimizer is None else type(one.optimizer).__name__,
         learning_rate=float(group.get("lr", 0.0)),
-        plain_sgd=one.optimizer is not None and is_plain_sgd(one.optimizer),
+        kind=kind_of(one.optimizer),
         bucket_bytes=_bucket_bytes(one.model),
     )
 

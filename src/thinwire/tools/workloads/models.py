@@ -14,6 +14,8 @@ from thinwire.tools.workloads.data import CONTEXT, Dataset
 
 MODELS = ("logistic", "mlp", "cnn", "resnet20", "lstm", "transformer")
 TEXT_MODELS = ("lstm", "transformer")
+HEAD = 32
+"""The width of a head of `transformer`."""
 
 
 def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> nn.Module:
@@ -24,7 +26,8 @@ def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> 
         data: what it is to learn.
         seed: of the weights.
         hidden: widths of the hidden layers of `mlp`; 1024, 1024 by default (256, 256 for digits). Or of the
-            layers of `lstm`, all equal, and of its embedding; 256, 256 and 64 by default.
+            layers of `lstm`, all equal, and of its embedding; 256, 256 and 64 by default. Or of the layers
+            of `transformer`, all equal; 128, 128 by default.
     """
     makers: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         "logistic": ("images", lambda: logistic(data)),
@@ -32,7 +35,7 @@ def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> 
         "cnn": ("images", lambda: cnn(data)),
         "resnet20": ("images", lambda: ResNet20(data.shape[0], data.classes)),
         "lstm": ("text", lambda: lstm(data, hidden)),
-        "transformer": ("text", lambda: CharTransformer(data.classes)),
+        "transformer": ("text", lambda: transformer(data, hidden)),
     }
     if name not in makers:
         raise ConfigError(f"models are {', '.join(MODELS)}, not {name!r}")
@@ -138,11 +141,24 @@ class ResNet20(nn.Module):
 
 def lstm(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
     """With 1500, 1500 and the vocabulary of the Penn Treebank it has 66 M parameters."""
-    if len(set(hidden)) > 1:
-        raise ConfigError(f"the layers of lstm are equally wide, not {', '.join(map(str, hidden))}")
+    _check_equal("lstm", hidden)
     if not hidden:
         return LstmLanguageModel(data.classes)
     return LstmLanguageModel(data.classes, hidden[0], len(hidden), embedding=hidden[0])
+
+
+def transformer(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
+    """With 192, 192, 192, 192 it has 1.8 M parameters, with six times 384 it has 10.7 M."""
+    _check_equal("transformer", hidden)
+    widths = hidden or (128, 128)
+    if widths[0] % HEAD:
+        raise ConfigError(f"the heads of transformer are {HEAD} wide: {widths[0]} is not a multiple")
+    return CharTransformer(data.classes, widths[0], len(widths), widths[0] // HEAD)
+
+
+def _check_equal(name: str, hidden: tuple[int, ...]) -> None:
+    if len(set(hidden)) > 1:
+        raise ConfigError(f"the layers of {name} are equally wide, not {', '.join(map(str, hidden))}")
 
 
 class LstmLanguageModel(nn.Module):

@@ -1,0 +1,167 @@
+"""Methods on a language model trained with AdamW: validation loss against bytes, with two controls.
+
+Workers train in lock-step in one process, so that a run needs no network; PyTorch's own PowerSGD hook needs
+processes. The controls are `dense` and a lone worker that never communicates. What a method recovers is the
+part of the gap between the two that it closes.
+
+The learning rates are chosen first, on other data and with other seeds, for `dense` and for every method
+alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import torch
+import typer
+
+from benchmarks.common import measuring, show
+from benchmarks.language_runs import ALONE, Run, Setting, train
+from thinwire.tools.cli.show import JsonFile, Methods, errors, save
+from thinwire.tools.compare.settings import split
+
+METHODS = (
+    "dense",
+    ALONE,
+    "pytorch-powersgd",
+    "qsgd(bits=4)",
+    "topk(ratio=0.01)",
+    "dgc(ratio=0.01, momentum=0.0)",
+    "powersgd(rank=4)",
+    "scalecom(ratio=0.01)",
+    "pqasgd(every=8, bits=4)",
+    "diloco(every=16, bits=4)",
+    "diloco(every=32, bits=4)",
+    "sparseloco(every=5, ratio=0.05)",
+)
+SIZES = {"2m": (192,) * 4, "10m": (384,) * 6}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: means over the seeds."""
+
+    method: str
+    rate: float
+    loss: float
+    spread: float
+    """Between the smallest and the largest of the seeds."""
+    behind: float
+    """How much larger the loss is than that of `dense`."""
+    recovered: float
+    """The part of the gap between the lone worker and `dense`."""
+    sent: float
+    """Of the bytes of `dense`, in the second half of the steps."""
+
+
+def command(
+    data: Annotated[str, typer.Option(help="What is learned and judged, such as text:FILE.")] = "synthetic",
+    tune_data: Annotated[
+        str | None, typer.Option(help="Where the learning rates are chosen; none takes the first rate.")
+    ] = None,
+    rates: Annotated[str, typer.Option(help="Learning rates to choose from.")] = "2e-3",
+    size: Annotated[str, typer.Option(help=f"Of the transformer: {' or '.join(SIZES)}.")] = "2m",
+    workers: Annotated[int, typer.Option(min=2, help="In lock-step.")] = 4,
+    steps: Annotated[int, typer.Option(min=10, help="Steps that are judged.")] = 1000,
+    tune_steps: Annotated[int, typer.Option(min=10, help="Steps of a run that chooses the rate.")] = 300,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of 64 characters for each worker and step.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Other weights and batches.")] = 3,
+    at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    out: Annotated[Path, typer.Option(help="Finished runs are kept here, and not run again.")] = Path(
+        "out/language"
+    ),
+    method: Methods = None,
+    json_file: JsonFile = None,
+) -> None:
+    """A transformer and AdamW: the validation loss of every method, beside `dense` and a lone worker."""
+    with errors():
+        asked = [part for text in method or () for part in split(text)] or METHODS
+        chosen = list(dict.fromkeys(("dense", ALONE, *asked)))
+        tried = [float(rate) for rate in rates.split(",")]
+        judged = Setting(data, SIZES[size], workers, steps, batch)
+        tuning = None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps)
+    best = dict.fromkeys(chosen, tried[0])
+    if tuning is not None and len(tried) > 1:
+        jobs = [(tuning, name, rate, 1000) for name in chosen for rate in tried]
+        found = _all(jobs, out, at_once)
+        for name in chosen:
+            own = [(found[job].loss, job[2]) for job in jobs if job[1] == name]
+            best[name] = min(own)[1]
+    jobs = [(judged, name, best[name], seed) for seed in range(seeds) for name in chosen]
+    found = _all(jobs, out, at_once)
+    runs = {name: [found[job] for job in jobs if job[1] == name] for name in chosen}
+    rows = summary(runs)
+    show(
+        f"{data}, transformer of {size}, {workers} workers, {steps:,} steps, {seeds} seeds",
+        rows,
+        {
+            "method": lambda r: r.method,
+            "rate": lambda r: f"{r.rate:g}",
+            "loss": lambda r: f"{r.loss:.3f}",
+            "spread": lambda r: f"{r.spread:.3f}",
+            "behind dense": lambda r: f"{r.behind:+.3f}",
+            "recovered": lambda r: f"{100 * r.recovered:.0f} %",
+            "sent": lambda r: f"{100 * r.sent:.2f} %",
+        },
+    )
+    record = {"setting": judged, "tuning": tuning, "rates": tried, "seeds": seeds, "rows": rows, "runs": runs}
+    save(json_file, msgspec.to_builtins(record))
+
+
+def summary(runs: dict[str, list[Run]]) -> list[Row]:
+    """A row for each method, the smallest loss first."""
+
+    def mean(values: Iterable[float]) -> float:
+        return statistics.fmean(values)
+
+    losses = {name: mean(run.loss for run in own) for name, own in runs.items()}
+    dense, alone = losses["dense"], losses[ALONE]
+    bytes_of_dense = mean(run.sent for run in runs["dense"])
+    rows = [
+        Row(
+            method=name,
+            rate=own[0].rate,
+            loss=losses[name],
+            spread=max(run.loss for run in own) - min(run.loss for run in own),
+            behind=losses[name] - dense,
+            recovered=(alone - losses[name]) / (alone - dense),
+            sent=mean(run.sent for run in own) / bytes_of_dense,
+        )
+        for name, own in runs.items()
+    ]
+    return sorted(rows, key=lambda row: row.loss)
+
+
+Job = tuple[Setting, str, float, int]
+
+
+def _all(jobs: Sequence[Job], out: Path, at_once: int) -> dict[Job, Run]:
+    """All runs: those that `out` has, and the others, some at a time."""
+    files = {job: out / f"{hashlib.sha256(repr(job).encode()).hexdigest()[:16]}.json" for job in jobs}
+    found = {job: msgspec.json.decode(f.read_bytes(), type=Run) for job, f in files.items() if f.exists()}
+    missing = [job for job in jobs if job not in found]
+    out.mkdir(parents=True, exist_ok=True)
+    spawn = get_context("spawn")
+    with (
+        measuring(len(missing)) as progress,
+        ProcessPoolExecutor(at_once, mp_context=spawn, initializer=_with_one_thread) as pool,
+    ):
+        begun = {pool.submit(train, *job): job for job in missing}
+        for future in as_completed(begun):
+            job = begun[future]
+            found[job] = future.result()
+            files[job].write_bytes(msgspec.json.encode(found[job]))
+            progress(job[1])
+    return found
+
+
+def _with_one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,6 @@
+from thinwire.kernels.cpu._jit import F32
+
+SIDE: int
+
+def cosine64(source: F32, column: int, target: F32) -> None: ...
+def inverse_cosine64(source: F32, column: int, target: F32) -> None: ...

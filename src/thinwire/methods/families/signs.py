@@ -1,0 +1,61 @@
+"""Two codes of signs: votes with one magnitude, and those of a rotated tensor with a scale per block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from thinwire import kernels
+from thinwire.methods.families.quantised import Parts
+
+
+def ballot(v: torch.Tensor, seed: int, scale: str | None) -> list[torch.Tensor]:
+    """The votes and the magnitude: 0 for a tensor of zeros, non-finite for a non-finite tensor."""
+    if seed % 2:
+        bits, magnitude = kernels.sign_pack_mean(v)
+    else:  # -v >= 0 where v <= 0: zeros now vote for -
+        bits, magnitude = kernels.sign_pack_mean(-v)
+        bits = ~bits
+    if 0 < magnitude < torch.inf and scale != "mean":
+        magnitude = 1.0 if scale is None else _rms(v, magnitude)
+    return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
+
+
+def ballots_mean(received: Sequence[Parts], out: torch.Tensor) -> None:
+    magnitudes = [float(magnitude) for _, magnitude in received]
+    kernels.sign_mean([bits for bits, _ in received], magnitudes, out.numel(), out)
+
+
+def ballot_bytes(n: int) -> int:
+    return -(-n // 8) + 4
+
+
+def magnitude_of(told: Sequence[float], scale: str | None) -> float:
+    """The magnitude of a vote's result, from those of the ranks."""
+    mean = sum(told) / len(told)
+    return max(told) if scale is None and math.isfinite(mean) else mean
+
+
+def scaled_signs(y: torch.Tensor) -> list[torch.Tensor]:
+    """sign(y) and ||y||_2^2 / ||y||_1 of every block: unbiased, if y was rotated at random."""
+    return [kernels.sign_pack(y), kernels.sign_scales(y, kernels.block_of(y.numel()))]
+
+
+def scaled_signs_mean(received: Sequence[Parts], out: torch.Tensor) -> None:
+    n = out.numel()
+    codes, scales = [parts[0] for parts in received], [parts[1] for parts in received]
+    kernels.dequantise_mean(codes, scales, 1, kernels.block_of(n), n, out)
+
+
+def scaled_signs_bytes(n: int) -> int:
+    return -(-n // 8) + 4 * -(-n // kernels.block_of(n))
+
+
+def _rms(v: torch.Tensor, mean: float) -> float:
+    """The root of the mean square; the mean magnitude `mean` if the squares leave the range of float32."""
+    norm = cast(torch.Tensor, torch.linalg.vector_norm(v, dtype=torch.float32))
+    root = float(norm) / math.sqrt(v.numel())
+    return root if 0 < root < torch.inf else mean

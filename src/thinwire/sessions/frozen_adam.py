@@ -1,0 +1,133 @@
+"""Steps of Adam with a frozen second moment: what `adam` needs inside `optimizer.step()`.
+
+In the exact steps of the method torch takes its own step. In the others `.grad` holds the averaged momentum
+m: a hook before torch's step takes the frozen one and hides `.grad` from torch, and a hook after it gives it
+back. The optimizer's `step` counts the updates of the second moment, whose bias correction it is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+
+from thinwire.core.engine import Engine
+from thinwire.core.shards import local
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.adam import Adam
+
+_ops = cast(Any, torch)  # for its operations on lists of tensors
+REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
+
+
+def check(method: Adam, optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ConfigError if this optimizer cannot take frozen steps."""
+    if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+        raise ConfigError(
+            f"{method} averages the momentum of torch.optim.AdamW or Adam, not of {type(optimizer).__name__}"
+        )
+    for group in optimizer.param_groups:
+        _check_group(method, optimizer, group)
+
+
+def _check_group(method: Adam, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    beta1, name = float(group["betas"][0]), type(optimizer).__name__
+    if beta1 != method.beta1:
+        raise ConfigError(
+            f"{name} has betas={tuple(group['betas'])}, and the ranks exchange a momentum with "
+            f"beta1={method.beta1}: they must be equal and stay so. Write adam(..., beta1={beta1}); "
+            "OneCycleLR needs cycle_momentum=False"
+        )
+    for option in REFUSED:
+        if group.get(option):
+            raise ConfigError(f"{method} cannot take the steps of {name}({option}=True): leave {option} out")
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+    if group.get("weight_decay") and not decoupled:
+        raise ConfigError(
+            f"{method} averages the momentum of the gradients alone, and {name} adds weight decay to them: "
+            "take torch.optim.AdamW, or weight_decay=0"
+        )
+
+
+def install(method: Adam, optimizer: torch.optim.Optimizer, engine: Engine) -> Callable[[], None]:
+    """Take the frozen steps of this optimizer; returns how to stop it."""
+    frozen = _FrozenSteps(method, optimizer, engine)
+    before = optimizer.register_step_pre_hook(frozen.before)
+    after = optimizer.register_step_post_hook(frozen.after)
+
+    def remove() -> None:
+        before.remove()
+        after.remove()
+
+    return remove
+
+
+class _FrozenSteps:
+    def __init__(self, method: Adam, optimizer: torch.optim.Optimizer, engine: Engine) -> None:
+        self._method = method
+        self._optimizer = optimizer
+        self._engine = engine
+        self._names = {id(parameter): name for name, parameter in engine.parameters.items()}
+        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+        if given is None:
+            self._take()
+            return None
+
+        def closure() -> Any:  # it computes the gradients: the step comes after it
+            loss = given()
+            self._take()
+            return loss
+
+        return (optimizer, closure), {}
+
+    def after(self, *_: object) -> None:
+        for parameter, grad in self._hidden:
+            parameter.grad = grad
+        self._hidden = []
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        """The frozen step, if the last step that the ranks averaged was one of momenta."""
+        if self._method.is_exact(self._engine.step - 1):
+            return
+        for group in self._optimizer.param_groups:
+            _check_group(self._method, self._optimizer, group)
+            mine = [p for p in group["params"] if p.grad is not None and id(p) in self._names]
+            if mine:
+                self._step(group, mine)
+            for parameter in mine:
+                self._hidden.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def _step(self, group: Mapping[str, Any], parameters: list[torch.Tensor]) -> None:
+        """m = grad;  theta = theta (1 - gamma decay) - gamma / c1 m / (sqrt(v / c2) + eps)."""
+        lr, decay, (beta1, beta2) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
+        states = [self._state(parameter) for parameter in parameters]
+        theta = [local(parameter).detach() for parameter in parameters]
+        m, v = ([local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        c1 = 1 - beta1**self._engine.step
+        c2 = [math.sqrt(1 - beta2 ** float(state["step"])) for state in states]
+        _ops._foreach_copy_(m, [local(cast(torch.Tensor, p.grad)) for p in parameters])
+        scale = _ops._foreach_sqrt(v)
+        _ops._foreach_div_(scale, c2)
+        _ops._foreach_add_(scale, float(group["eps"]))
+        for each, second in zip(scale, v, strict=True):
+            each.masked_fill_(second == 0, math.inf)  # no gradient in the warm-up: there is no scale to go by
+        if decay:
+            _ops._foreach_mul_(theta, 1 - lr * decay)
+        _ops._foreach_addcdiv_(theta, m, scale, -lr / c1)
+
+    def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", self._optimizer.state).get(parameter, {})
+        if "exp_avg_sq" not in state:
+            raise ThinwireError(
+                f"{self._names[id(parameter)]!r} has its first step after the warm-up of {self._method}, so "
+                "there is no second moment to divide by: give every parameter a gradient in the warm-up, or "
+                "attach anew"
+            )
+        return state

@@ -1,0 +1,286 @@
+"""Adam's momentum through an exchange: the papers' steps, the frozen second moment, refusals, resuming."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.cohort import Cohort, same_bits, same_state
+from thinwire import ConfigError, Session
+from thinwire.errors import ThinwireError
+from thinwire.methods import Adam, Dense, EFSign, TopK
+from thinwire.net.rank_info import RankInfo
+
+SHAPES = {"wide": (24, 37), "bias": (5,)}
+SIZE = 3
+
+
+class Replicas:
+    """Ranks in lock-step, each with parameters and an optimizer of its own."""
+
+    def __init__(
+        self, method: Adam, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options
+    ) -> None:
+        self.cohort = Cohort(method, SIZE, SHAPES)
+        rng = torch.Generator().manual_seed(3)
+        start = {name: torch.randn(shape, generator=rng) for name, shape in SHAPES.items()}
+        self.parameters = [
+            {name: torch.nn.Parameter(tensor.clone()) for name, tensor in start.items()} for _ in range(SIZE)
+        ]
+        self.optimizers = [kind(named.values(), **{"lr": 0.01, **options}) for named in self.parameters]
+        self.cohort.sessions = [
+            Session(
+                named.items(),
+                method,
+                rank_info=RankInfo(rank, SIZE),
+                dense_below=64,
+                optimizer=optimizer,
+            )
+            for rank, (named, optimizer) in enumerate(zip(self.parameters, self.optimizers, strict=True))
+        ]
+
+    def step(
+        self, inputs: list[dict[str, torch.Tensor]], *, closure: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """One step of every rank; returns the mean that rank 0 got."""
+        means = self.cohort.average(inputs)
+        for named, optimizer, mean in zip(self.parameters, self.optimizers, means, strict=True):
+
+            def gradients(named=named, mean=mean) -> float:
+                for name, parameter in named.items():
+                    parameter.grad = mean[name].clone()
+                return 0.5
+
+            if closure:
+                assert optimizer.step(gradients) == 0.5
+            else:
+                gradients()
+                optimizer.step()
+            for name, parameter in named.items():
+                assert same_bits(parameter.grad, mean[name]), "gradients are as they were"
+        for name in SHAPES:
+            assert all(same_bits(self.parameters[0][name], other[name]) for other in self.parameters)
+        return means[0]
+
+
+def agreeing(step: int) -> list[dict[str, torch.Tensor]]:
+    """Gradients of ranks that agree on the sign: no second moment is next to nothing."""
+    rng = torch.Generator().manual_seed(step)
+    common = {name: torch.randn(shape, generator=rng) for name, shape in SHAPES.items()}
+    common = {name: tensor + tensor.sign() for name, tensor in common.items()}
+    return [
+        {
+            name: tensor + 0.5 * torch.rand(tensor.shape, generator=rng) * tensor.sign()
+            for name, tensor in common.items()
+        }
+        for _ in range(SIZE)
+    ]
+
+
+@given(st.integers(0, 5), st.sampled_from([0.0, 0.1]), st.sampled_from([(0.9, 0.999), (0.5, 0.95)]))
+@settings(max_examples=12, deadline=None)
+def test_steps_equal_adam_by_hand_in_double_precision(warmup: int, decay: float, betas) -> None:
+    warmup += 1
+    ranks = Replicas(Adam(Dense(), warmup=warmup, beta1=betas[0]), betas=betas, weight_decay=decay)
+    theta = {name: p.detach().double() for name, p in ranks.parameters[0].items()}
+    m, v = ({name: torch.zeros(shape).double() for name, shape in SHAPES.items()} for _ in range(2))
+    for t in range(1, 10):
+        inputs = agreeing(t)
+        for name in SHAPES:
+            g = sum(one[name].double() for one in inputs) / SIZE
+            m[name] = betas[0] * m[name] + (1 - betas[0]) * g
+            if t <= warmup:
+                v[name] = betas[1] * v[name] + (1 - betas[1]) * g * g
+            scale = (v[name] / (1 - betas[1] ** min(t, warmup))).sqrt() + 1e-8
+            theta[name] = theta[name] * (1 - 0.01 * decay) - 0.01 * m[name] / (1 - betas[0] ** t) / scale
+        ranks.step(inputs, closure=t % 2 == 0)
+        for name, parameter in ranks.parameters[0].items():
+            assert torch.allclose(parameter.double(), theta[name], rtol=2e-5, atol=2e-6), (t, name)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_within_the_warm_up_it_is_torchs_own_step_bit_for_bit(kind) -> None:
+    ranks, plain = Replicas(Adam(warmup=50), kind), Replicas(Adam(warmup=50), kind)
+    for session in plain.cohort.sessions:
+        session.detach()  # no hooks any more
+    for step in range(8):
+        inputs = ranks.cohort.inputs(step)
+        ranks.step(inputs)
+        plain.step(inputs)
+    assert same_state(
+        [dict(named) for named in ranks.parameters], [dict(named) for named in plain.parameters]
+    )
+    assert same_state(ranks.optimizers[0].state_dict(), plain.optimizers[0].state_dict())
+
+
+@pytest.mark.parametrize("refresh", [None, 1, 2, 5])
+def test_the_second_moment_changes_in_exact_steps_alone(refresh: int | None) -> None:
+    method = Adam(EFSign(), warmup=3, refresh=refresh)
+    ranks, changed = Replicas(method), []
+    for step in range(30):
+        before = {n: ranks.optimizers[0].state[p] for n, p in ranks.parameters[0].items()}
+        old = {n: kept["exp_avg_sq"].clone() for n, kept in before.items() if kept}
+        ranks.step(ranks.cohort.inputs(step))
+        state = ranks.optimizers[0].state
+        now = {n: state[p]["exp_avg_sq"] for n, p in ranks.parameters[0].items()}
+        if not old or any(not same_bits(now[n], old[n]) for n in SHAPES):
+            changed.append(step)
+            assert not old or all(not same_bits(now[n], old[n]) for n in SHAPES), "all tensors at once"
+    assert changed == [step for step in range(30) if method.is_exact(step)]
+    assert float(state[ranks.parameters[0]["wide"]]["step"]) == len(changed)
+    if refresh:
+        later = [step - 3 for step in changed if step > 3]
+        stages = [2 ** (number // refresh + 1) for number in range(len(later))]
+        assert later == [sum(stages[: number + 1]) for number in range(len(later))]
+
+
+@pytest.mark.parametrize("inner", [EFSign(bucket=4096), TopK(ratio=0.1), TopK(ratio=0.1, chunk=64)])
+def test_error_feedback_loses_no_momentum(inner) -> None:
+    """W m' + residuals' = sum of (beta1 m + (1 - beta1) g_i) + residuals, in every step after the warm-up."""
+    cohort = Cohort(Adam(inner, warmup=2), SIZE, {"wide": (90, 100)})
+    m = torch.zeros(90, 100).double()
+    for step in range(6):
+        inputs, before = cohort.inputs(step), cohort.residuals()["wide"]
+        out = cohort.average(inputs)[0]["wide"].double()
+        total = sum(one["wide"].double() for one in inputs)
+        if step < 2:
+            m = 0.9 * m + 0.1 * out
+            continue
+        given = SIZE * 0.9 * m + 0.1 * total + before
+        arrived = SIZE * out + cohort.residuals()["wide"]
+        assert (arrived - given).abs().max() < 2e-5
+        m = out
+
+
+def test_entries_without_a_gradient_in_the_warm_up_stay_where_they_are() -> None:
+    """Signs of zeros are not zeros, and nothing divided by a second moment of nothing would be huge."""
+    ranks = Replicas(Adam(EFSign(), warmup=2), weight_decay=0.0)
+    start = ranks.parameters[0]["wide"].detach().clone()
+    for step in range(6):
+        inputs = agreeing(step)
+        for one in inputs:
+            one["wide"][3] = 0
+        mean = ranks.step(inputs)
+    assert mean["wide"][3].abs().min() > 0
+    moved = (ranks.parameters[0]["wide"] - start).abs()
+    assert moved[3].max() == 0
+    assert 0 < moved.max() < 1
+
+
+def test_a_resumed_run_goes_on_bit_for_bit() -> None:
+    method = Adam(TopK(ratio=0.1), warmup=4, refresh=2)
+    straight, resumed = Replicas(method), Replicas(method)
+    for step in range(14):
+        if step == 7:
+            for rank in range(SIZE):
+                state = straight.cohort.sessions[rank].state_dict()
+                resumed.cohort.sessions[rank].load_state_dict(state)
+                resumed.optimizers[rank].load_state_dict(
+                    copy.deepcopy(straight.optimizers[rank].state_dict())
+                )
+                for name, parameter in resumed.parameters[rank].items():
+                    parameter.data.copy_(straight.parameters[rank][name])
+        inputs = straight.cohort.inputs(step)
+        straight.step(inputs)
+        if step >= 7:
+            resumed.step(inputs)
+    for name in SHAPES:
+        assert same_bits(straight.parameters[0][name], resumed.parameters[0][name])
+
+
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_with_another_world_size_the_momentum_goes_on(shrinks: bool) -> None:
+    """The mean of what the ranks have is the old momentum, however the states are dealt out."""
+    old, new = (4, 2) if shrinks else (2, 4)
+    before = Cohort(Adam(Dense(), warmup=1), old, {"wide": (24, 37)})
+    for step in range(3):
+        m = before.average(before.inputs(step))[0]["wide"]
+    after = Cohort(Adam(Dense(), warmup=1), new, {"wide": (24, 37)})
+    states = [session.state_dict() for session in before.sessions]
+    for rank, session in enumerate(after.sessions):
+        mine = states[rank::new]
+        session.load_state_dict(mine or states[0], on_resize="sum" if mine else "drop")
+    nothing = [{"wide": torch.zeros(24, 37)} for _ in range(new)]
+    assert torch.allclose(after.average(nothing)[0]["wide"], 0.9 * m, atol=1e-6)
+
+
+def test_a_loss_scale_changes_nothing() -> None:
+    """The scaler multiplies gradients, and divides what it gets: the momentum follows when it changes."""
+
+    class Scale:
+        value = 4.0
+
+        def get_scale(self) -> float:
+            return self.value
+
+    scale = Scale()
+    parameters = [("wide", torch.zeros(24, 37))]
+    scaled, plain = (
+        Session(parameters, Adam(Dense(), warmup=2), rank_info=RankInfo(0, 1), dense_below=0, scaler=scaler)
+        for scaler in (scale, None)
+    )
+    cohort = Cohort("dense", 1)
+    for step in range(5):
+        scale.value = 2.0 ** (step % 3)
+        gradient = cohort.inputs(step)[0]["wide"]
+        results = []
+        for session, factor in ((scaled, scale.value), (plain, 1.0)):
+            session.engine.begin_step()
+            result, views = session.engine.views({"wide": gradient * factor})
+            session.engine.end_step(cohort.driver.run([session.engine.program(views)]))
+            results.append(result["wide"] / factor)
+        assert torch.allclose(*results, atol=1e-6)
+
+
+def refuse(match: str, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options) -> None:
+    named = {"w": torch.nn.Parameter(torch.zeros(40, 50))}
+    with pytest.raises(ConfigError, match=match):
+        Session(named.items(), "adam", rank_info=RankInfo(0, 1), optimizer=kind(named.values(), **options))
+
+
+def test_optimizers_that_cannot_take_frozen_steps_are_refused() -> None:
+    refuse("not of SGD", torch.optim.SGD)
+    refuse("not of NAdam", torch.optim.NAdam)
+    refuse(r"beta1=0\.8", betas=(0.8, 0.999))
+    refuse("weight decay", torch.optim.Adam, weight_decay=0.1)
+    for option in ("amsgrad", "maximize", "capturable", "fused", "differentiable"):
+        refuse(option, **{option: True})
+
+
+def test_a_beta_that_changes_on_the_way_is_an_error() -> None:
+    ranks = Replicas(Adam(warmup=1))
+    ranks.step(ranks.cohort.inputs(0))
+    ranks.optimizers[0].param_groups[0]["betas"] = (0.85, 0.999)
+    with pytest.raises(ConfigError, match="OneCycleLR"):
+        ranks.step(ranks.cohort.inputs(1))
+
+
+def test_a_parameter_without_a_second_moment_is_an_error() -> None:
+    ranks = Replicas(Adam(warmup=1))
+    ranks.step(ranks.cohort.inputs(0))
+    del ranks.optimizers[0].state[ranks.parameters[0]["bias"]]
+    with pytest.raises(ThinwireError, match="'bias' has its first step after the warm-up"):
+        ranks.step(ranks.cohort.inputs(1))
+
+
+@pytest.mark.parametrize("inner", ["dgc", "heavyball", "sketched", "a2sgd", "lag", "lasg", "adam"])
+def test_exchanges_with_rules_of_their_own_are_refused(inner: str) -> None:
+    with pytest.raises(ConfigError, match=f"{inner} cannot be its exchange"):
+        Cohort(f"adam(exchange={inner})", 1)
+
+
+def test_a_mixture_of_momenta_and_gradients_is_refused() -> None:
+    with pytest.raises(ConfigError, match="put the route inside"):
+        Cohort("route(default=adam, rules=(('bias', dense),))", 1, SHAPES)
+    for method in ("warmup(method=adam)", "periodic(exchange=adam)"):
+        with pytest.raises(ConfigError, match="momentum"):
+            Cohort(method, 1)
+
+
+def test_options_are_checked() -> None:
+    for bad in ({"warmup": 0}, {"refresh": 0}, {"beta1": 1.0}, {"beta1": math.nan}):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            Adam(**bad)
