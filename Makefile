@@ -32,12 +32,12 @@ check: style
 quick: setup
 	$(BIN)/pytest -n 2 -m quick
 
-# Tests run three at a time (they often wait), except those that go by the clock: timeouts, dead peers, emulated links.
+# Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
 BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/failures/test_culprits.py \
-	tests/chaos tests/lab tests/net/test_links.py
+	tests/failures/test_checkpointer.py tests/predict/test_probe.py tests/chaos tests/lab tests/net/test_links.py
 
 test: lint
-	$(BIN)/pytest -n 3 $(BY_THE_CLOCK:%=--ignore=%)
+	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)
 	$(BIN)/pytest $(BY_THE_CLOCK)
 
 test-slow: setup
