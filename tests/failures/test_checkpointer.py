@@ -238,6 +238,8 @@ def failed_writes(folder: Path, everyone: dist.ProcessGroup, few: dist.ProcessGr
     checkpoint_file.write = original
     dist.barrier()
     assert newest(folder / "good").name.startswith("step-00000001-")
+    # The same step was written before: that generation is still whole.
+    assert newest(folder / "strict").name.startswith("step-00000001-")
     good.train(1)
     dist.barrier()
     assert newest(folder / "good").name.startswith("step-00000003-")

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -110,6 +111,7 @@ class Checkpointer:
         self._subjects = 0
         self._writing: threading.Thread | None = None
         self._failure: str | None = None
+        self._saved = Counter[int]()
         self._leave_at = float("inf")
         self._join_folder()
         _check_launcher(self._rank)
@@ -156,8 +158,11 @@ class Checkpointer:
                 common |= self._model_and_optimizer()
             also = {name: each.state_dict() for name, each in self._also.items()}
             common["also"] = checkpoint_file.copied(also, "also")
+        # A step that is saved again gets a folder of its own: the first one stays, whatever comes of this.
+        name = generations.name_of(self.steps, self._run, self._saved[self.steps])
+        self._saved[self.steps] += 1
         self._writing = threading.Thread(
-            target=self._write, args=(self.steps, own, common), name="thinwire-checkpoint", daemon=True
+            target=self._write, args=(self.steps, name, own, common), name="thinwire-checkpoint", daemon=True
         )
         self._writing.start()
 
@@ -190,9 +195,8 @@ class Checkpointer:
         session = self._session
         return {*session.parameters, *session.all_buffers} if isinstance(session, PeriodicSession) else set()
 
-    def _write(self, step: int, own: dict[str, Any], common: dict[str, Any]) -> None:
+    def _write(self, step: int, name: str, own: dict[str, Any], common: dict[str, Any]) -> None:
         """In the background: write, tell the others, and commit when all have written."""
-        name = generations.name_of(step, self._run)
         path = self.folder / name
         try:
             report: dict[str, Any] = {"files": self._write_files(path, own, common)}

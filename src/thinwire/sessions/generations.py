@@ -22,8 +22,9 @@ MANIFEST = "manifest.json"
 _TOKEN = ".thinwire-folder"
 
 
-def name_of(step: int, run: str) -> str:
-    return f"step-{step:08d}-{run}"
+def name_of(step: int, run: str, again: int = 0) -> str:
+    """`again`: how often this attempt has saved this step before."""
+    return f"step-{step:08d}-{run}" + (f"-{again}" if again else "")
 
 
 def rank_file(rank: int) -> str:
