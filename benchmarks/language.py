@@ -25,6 +25,7 @@ import typer
 
 from benchmarks.common import measuring, show
 from benchmarks.language_runs import ALONE, Run, Setting, train
+from thinwire.errors import ConfigError
 from thinwire.tools.cli.show import JsonFile, Methods, errors, save
 from thinwire.tools.compare.settings import split
 
@@ -41,6 +42,8 @@ METHODS = (
     "diloco(every=16, bits=4)",
     "diloco(every=32, bits=4)",
     "sparseloco(every=5, ratio=0.05)",
+    "adam(exchange=efsign(bucket=4096))",
+    "hierarchical(outer=qsgd(bits=4), local=2)",
 )
 SIZES = {"2m": (192,) * 4, "10m": (384,) * 6}
 
@@ -85,7 +88,9 @@ def command(
     with errors():
         asked = [part for text in method or () for part in split(text)] or METHODS
         chosen = list(dict.fromkeys(("dense", ALONE, *asked)))
-        tried = [float(rate) for rate in rates.split(",")]
+        tried = _numbers(rates)
+        if size not in SIZES:
+            raise ConfigError(f"--size is {' or '.join(SIZES)}, not {size!r}")
         judged = Setting(data, SIZES[size], workers, steps, batch)
         tuning = None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps)
     best = dict.fromkeys(chosen, tried[0])
@@ -114,6 +119,13 @@ def command(
     )
     record = {"setting": judged, "tuning": tuning, "rates": tried, "seeds": seeds, "rows": rows, "runs": runs}
     save(json_file, msgspec.to_builtins(record))
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--rates takes numbers with commas, like 1e-3,2e-3, not {text!r}") from None
 
 
 def summary(runs: dict[str, list[Run]]) -> list[Row]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from reproductions.cohort import Cohort, LocalCohort, Recipe, Workers, mean_into
-from thinwire.averaging import Schedule
-from thinwire.hosts.scripts import add_pytorch_hook
-from thinwire.methods.registry import parse
+from reproductions.cohort import Recipe, cohort_of
+from thinwire.hosts.scripts import ALONE, ONE_BUCKET_MB, add_pytorch_hook
 from thinwire.net.launch import Worker, run_local
 from thinwire.net.metered_group import MeteredGroup
-from thinwire.tools.workloads import Dataset, build, load
+from thinwire.tools.workloads import build, load
 from thinwire.tools.workloads.models import evaluate, loss
 
-ALONE = "alone"
 PYTORCH = "pytorch-powersgd"
 TEST_ROWS = 256
 LOOKS = 10
@@ -70,32 +65,34 @@ def train(setting: Setting, method: str, rate: float, seed: int) -> Run:
     recipe, data = setting.recipe(rate, seed), load(setting.data)
     if method == PYTORCH:
         return run_local(_with_pytorch, setting.workers, setting, rate, seed, timeout=36000)[0]
-    cohort = _cohort(method, recipe, data)
-    losses: list[tuple[int, float]] = []
-    halfway = whole = 0
+    name = method
+    if method == ALONE:
+        method, recipe = "dense", replace(recipe, workers=1)
+    cohort = cohort_of(method, recipe, data)
+    noted = Noted(setting.steps)
     for number in cohort.run(LOOKS):
-        whole = cohort.spent().sent_bytes
-        if number == setting.steps // 2:
-            halfway = whole
+        sent = cohort.spent().sent_bytes
         if number == setting.steps:
             cohort.sync()
-        losses.append((number, evaluate(_mean(cohort.models), data, TEST_ROWS)[0]))
-    return Run(method, rate, seed, losses, (whole - halfway) / (setting.steps - setting.steps // 2))
+        noted.look(number, evaluate(cohort.mean_model(), data, TEST_ROWS)[0], sent)
+    return Run(name, rate, seed, noted.losses, noted.per_step)
 
 
-def _cohort(method: str, recipe: Recipe, data: Dataset) -> Workers:
-    if method == ALONE:
-        return Cohort("dense", replace(recipe, workers=1), data)
-    schedule = isinstance(parse(method), Schedule)
-    return LocalCohort(method, recipe, data) if schedule else Cohort(method, recipe, data)
+class Noted:
+    """Losses and bytes of a run at some of its steps."""
 
+    def __init__(self, steps: int) -> None:
+        self.losses: list[tuple[int, float]] = []
+        self.per_step = 0.0
+        self._steps = steps
+        self._first = 0, 0  # the last look in the first half: its step, and what had been sent
 
-def _mean(models: list[nn.Module]) -> nn.Module:
-    if len(models) == 1:
-        return models[0]
-    mean = copy.deepcopy(models[0])
-    mean_into(mean, models)
-    return mean
+    def look(self, step: int, loss: float, sent: int) -> None:
+        self.losses.append((step, loss))
+        if 2 * step <= self._steps:
+            self._first = step, sent
+        else:
+            self.per_step = (sent - self._first[1]) / (step - self._first[0])
 
 
 def _with_pytorch(worker: Worker, setting: Setting, rate: float, seed: int) -> Run:
@@ -104,27 +101,19 @@ def _with_pytorch(worker: Worker, setting: Setting, rate: float, seed: int) -> R
     recipe, data = setting.recipe(rate, seed), load(setting.data)
     model = build(recipe.model, data, seed, recipe.hidden)
     group = MeteredGroup()
-    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=1000)
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=ONE_BUCKET_MB)
     add_pytorch_hook(wrapped, PYTORCH, group)
     optimizer = recipe.optimizer_for(model)
     order = torch.Generator().manual_seed(1 + seed)
-    losses: list[tuple[int, float]] = []
-    halfway = 0
+    noted = Noted(setting.steps)
     for step in range(setting.steps):
         rows = torch.randint(len(data.inputs), (setting.workers, setting.batch), generator=order)[worker.rank]
         inputs, targets = data.batch(rows)
         optimizer.zero_grad()
         loss(data, wrapped(inputs), targets).backward()
-        for each in optimizer.param_groups:
-            each["lr"] = recipe.rate(step)
-        if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        optimizer.step()
-        if step + 1 == setting.steps // 2:
-            halfway = group.meter.sent_bytes
+        recipe.update(model, optimizer, step)
         if (step + 1) % max(1, setting.steps // LOOKS) == 0 or step + 1 == setting.steps:
-            losses.append((step + 1, evaluate(model, data, TEST_ROWS)[0]))
-    sent = (group.meter.sent_bytes - halfway) / (setting.steps - setting.steps // 2)
+            noted.look(step + 1, evaluate(model, data, TEST_ROWS)[0], group.meter.sent_bytes)
     dist.barrier()
     group.close()
-    return Run(PYTORCH, rate, seed, losses, sent)
+    return Run(PYTORCH, rate, seed, noted.losses, noted.per_step)

@@ -66,6 +66,14 @@ class Recipe:
             rate *= 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
         return rate * (0.1 if step >= int(self.decay_at * self.steps) else 1.0)
 
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """One step of the optimizer, with this learning rate and clipping."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate(step)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+        optimizer.step()
+
     def optimizer_for(self, model: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
             return torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
@@ -127,15 +135,6 @@ class Workers(ABC):
         value.backward()
         return float(value.detach())
 
-    def update(self, replica: int, step: int) -> None:
-        """One step of a replica's optimizer, with the recipe's learning rate and clipping."""
-        optimizer = self.optimizers[replica]
-        for group in optimizer.param_groups:
-            group["lr"] = self.recipe.rate(step)
-        if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.models[replica].parameters(), self.recipe.clip)
-        optimizer.step()
-
     @abstractmethod
     def step(self) -> float:
         """One step of training. Returns the mean loss."""
@@ -147,6 +146,12 @@ class Workers(ABC):
             self.losses.append(self.step())
             if number % every == 0 or number == self.recipe.steps:
                 yield number
+
+    def mean_model(self) -> nn.Module:
+        """A model with the mean of all replicas' parameters and buffers."""
+        mean = copy.deepcopy(self.models[0])
+        mean_into(mean, self.models)
+        return mean
 
     def sync(self) -> None:  # noqa: B027 (most methods have nothing to do)
         """Make all replicas equal, where the method does so at the end."""
@@ -205,7 +210,7 @@ class Cohort(Workers):
         for rank, model in enumerate(self.models):
             for name, parameter in model.named_parameters():
                 parameter.grad = means[rank][name]
-            self.update(rank, self.steps)
+            self.recipe.update(model, self.optimizers[rank], self.steps)
         self.steps += 1
         return value
 
@@ -231,12 +236,6 @@ class Cohort(Workers):
         mean = torch.stack(flats).mean(0)
         farthest = max(float((flat - mean).square().sum()) for flat in flats)
         return (farthest / float(mean.square().sum())) ** 0.5
-
-    def mean_model(self) -> nn.Module:
-        """A model with the mean of all replicas' parameters and buffers."""
-        mean = copy.deepcopy(self.models[0])
-        mean_into(mean, self.models)
-        return mean
 
 
 class LocalCohort(Workers):
@@ -271,7 +270,7 @@ class LocalCohort(Workers):
         total = 0.0
         for rank, rows in enumerate(self.next_rows()):
             total += self.backward(rank, self._shard(rank, rows)) / self.recipe.workers
-            self.update(rank, self.steps)
+            self.recipe.update(self.models[rank], self.optimizers[rank], self.steps)
         self.steps += 1
         due = [program for session in self.sessions if (program := session.advance()) is not None]
         if due:
@@ -315,12 +314,16 @@ def loss_curves(found: Mapping[str, Training]) -> dict[str, Curve]:
     return {name: (range(1, len(one.losses) + 1), one.losses) for name, one in found.items()}
 
 
+def cohort_of(method: str | Exchange, recipe: Recipe, data: Dataset) -> Workers:
+    """The workers for a method or a schedule."""
+    return (LocalCohort if isinstance(parse(method), Schedule) else Cohort)(method, recipe, data)
+
+
 def train(
     method: str | Exchange, recipe: Recipe, data: Dataset, *, looks: int = 4, test_rows: int = 0
 ) -> Training:
     """Train, and look at the test accuracy `looks` times."""
-    schedule = isinstance(parse(method), Schedule)
-    cohort = LocalCohort(method, recipe, data) if schedule else Cohort(method, recipe, data)
+    cohort = cohort_of(method, recipe, data)
     accuracies: list[tuple[int, float]] = []
     spent = cohort.spent()
     for number in cohort.run(looks):

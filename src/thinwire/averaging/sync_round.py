@@ -13,6 +13,7 @@ from thinwire.core.agreement import signed
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.optimizer_state import remembered
 from thinwire.core.routing import View
+from thinwire.core.schema import is_finite
 from thinwire.errors import DisagreementError
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
@@ -105,10 +106,6 @@ _PROBLEMS = (
 
 async def _average(flat: torch.Tensor, ch: Channel) -> None:
     await ch.mean(flat, flat)
-
-
-def is_finite(flat: torch.Tensor) -> bool:
-    return bool(torch.isfinite(flat.sum())) or bool(flat.isfinite().all())
 
 
 class OptimizerTensors:

@@ -19,6 +19,7 @@ from thinwire.core.channel import Channel, Program, StepContext, ask, mark_of, t
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.routing import Group, Router, View, plan
+from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, local
 from thinwire.core.state import SavedState, StateStore
 from thinwire.core.two_levels import two_levels
@@ -397,7 +398,7 @@ class Engine:
             x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
         if ch.finite is None and self.remembers:
-            await ch.commit(bool(torch.isfinite(out.sum())) or bool(out.isfinite().all()))
+            await ch.commit(is_finite(out))
         if ch.finite is False and not traits.elementwise:
             out.fill_(torch.nan)
         if not direct:

@@ -22,6 +22,12 @@ def remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dic
     return {name: local(kept[name]) for name in names}
 
 
+def has_coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether weight decay is added to the gradient; that of AdamW acts on the weights, without momentum."""
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+    return bool(group.get("weight_decay")) and not decoupled
+
+
 def _alike(value: object, parameter: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor):
         return False

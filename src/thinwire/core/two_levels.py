@@ -17,6 +17,7 @@ import torch
 from thinwire.core.channel import Channel, Program, ask, together
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.routing import View
+from thinwire.core.schema import is_finite
 from thinwire.errors import ConfigError
 from thinwire.net import frames
 from thinwire.net.costs import Link
@@ -77,7 +78,7 @@ async def two_levels(
         pieces = torch.split(buffer.flat, [out.numel() for out in buffer.outs]) if buffer.outs else ()
         for out, piece in zip(buffer.outs, pieces, strict=True):
             out.copy_(piece)
-    return all(bool(buffer.flat.sum().isfinite()) or bool(buffer.flat.isfinite().all()) for buffer in buffers)
+    return all(is_finite(buffer.flat) for buffer in buffers)
 
 
 def _joined(views: Sequence[View]) -> tuple[list[_Buffer], list[View]]:

@@ -18,10 +18,11 @@ from torch import nn
 from thinwire import log
 from thinwire.averaging.base import Schedule
 from thinwire.averaging.clock import COUNTERS
-from thinwire.averaging.sync_round import SyncRound, is_finite
+from thinwire.averaging.sync_round import SyncRound
 from thinwire.core import schema
 from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.core.schema import is_finite
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.model import bare, watch_optimizer
 from thinwire.hosts.replica_groups import Manager, ReplicaGroups, has_session

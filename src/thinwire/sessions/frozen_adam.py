@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from thinwire.core.engine import Engine
+from thinwire.core.optimizer_state import has_coupled_decay
 from thinwire.core.shards import local
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.adam import Adam
@@ -43,8 +44,7 @@ def _check_group(method: Adam, optimizer: torch.optim.Optimizer, group: Mapping[
     for option in REFUSED:
         if group.get(option):
             raise ConfigError(f"{method} cannot take the steps of {name}({option}=True): leave {option} out")
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
-    if group.get("weight_decay") and not decoupled:
+    if has_coupled_decay(optimizer, group):
         raise ConfigError(
             f"{method} averages the momentum of the gradients alone, and {name} adds weight decay to them: "
             "take torch.optim.AdamW, or weight_decay=0"

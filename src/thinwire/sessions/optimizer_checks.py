@@ -10,6 +10,7 @@ import torch
 
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.optimizer_state import has_coupled_decay
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam
 from thinwire.methods.dense import Dense
@@ -50,7 +51,7 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
     without = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer != "no momentum"})
     if without:
         warnings.append(f"tensors served by {without[0]} have no momentum, those served by {method} do")
-    if any(_coupled_decay(optimizer, group) for group in groups):
+    if any(has_coupled_decay(optimizer, group) for group in groups):
         a = max(float(getattr(exchange, "momentum", 0.0)) for exchange in exchanges)
         warnings.append(
             f"weight decay comes after {method}, without momentum: it acts {1 - a:.3g} times as strong as in "
@@ -150,9 +151,3 @@ def _momentum(group: dict[str, Any]) -> str | None:
     if isinstance(betas, Sequence) and betas and float(cast("Sequence[Any]", betas)[0]):
         return f"betas={tuple(cast('Sequence[Any]', betas))}"
     return None
-
-
-def _coupled_decay(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Whether weight decay is added to the gradient; that of AdamW acts on the weights, without momentum."""
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
-    return bool(group.get("weight_decay")) and not decoupled

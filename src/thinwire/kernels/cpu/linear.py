@@ -114,9 +114,10 @@ def _update(matrix: F64, scores: F64, columns: I32, values: F64, begin: int, end
             update16(matrix, stride, c, scores, c, columns, values, begin, end)
 
 
+@kernel
 def softmax_stride(classes: int) -> int:
     """Entries for each column in the matrices of `softmax_sum`: the classes, and zeros to fill a vector."""
-    return -(-classes // 4) * 4
+    return (classes + 3) // 4 * 4
 
 
 @kernel
@@ -127,7 +128,7 @@ def softmax_sum(
 
     `weights` and `out` have `softmax_stride(classes)` entries for each column.
     """
-    stride = (classes + 3) // 4 * 4
+    stride = softmax_stride(classes)
     scores = np.zeros(stride)
     total = 0.0
     for r in range(len(starts) - 1):
