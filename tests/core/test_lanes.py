@@ -43,3 +43,14 @@ def test_it_does_not_wait_for_ever() -> None:
     )
     assert (ended.returncode, ended.stdout) == (0, "")
     assert "its result is dropped" in ended.stderr
+
+
+def test_work_whose_end_was_told_is_not_under_way() -> None:
+    """The lane's thread is still on its way back when the training loop, which has its result, ends."""
+    ended = run(
+        SCRIPT.replace('print("done", error)', "(told.set(), time.sleep(0.3))").replace(
+            "queue =", "import threading; told = threading.Event(); queue ="
+        )
+        + "told.wait()\n"
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

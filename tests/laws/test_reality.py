@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.laws.cohort import CONFIGURATIONS, SHAPES, Cohort, same_state
+from tests.laws.cohort import ALSO, CONFIGURATIONS, DEFAULTS, SHAPES, Cohort, same_state
 from thinwire import Session, parse
 from thinwire.methods import Sketched
 from thinwire.net.launch import Worker, run_local
@@ -11,10 +11,10 @@ from thinwire.net.launch import Worker, run_local
 STEPS = 3
 
 
-def average_everything(worker: Worker, given: list) -> dict[str, list]:
-    """Every configuration, a few steps each, in one set of processes."""
+def average_everything(worker: Worker, methods: tuple[str, ...], given: list) -> dict[str, list]:
+    """Every method, a few steps each, in one set of processes."""
     results = {}
-    for method in CONFIGURATIONS:
+    for method in methods:
         session = Session([(n, torch.empty(s)) for n, s in SHAPES.items()], method, dense_below=0)
         results[method] = [session.average(step[worker.rank]) for step in given]
         session.detach()
@@ -28,12 +28,17 @@ def selects_by_rounded_sums(method: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(2, marks=pytest.mark.quick), pytest.param(4, marks=pytest.mark.slow)]
+    ("methods", "size"),
+    [
+        pytest.param(DEFAULTS, 2, marks=pytest.mark.quick, id="defaults-2"),
+        pytest.param(ALSO, 2, id="variants-2"),
+        pytest.param(CONFIGURATIONS, 4, marks=pytest.mark.slow, id="all-4"),
+    ],
 )
-def test_reality(size: int) -> None:
+def test_reality(methods: tuple[str, ...], size: int) -> None:
     given = [Cohort("dense", size).inputs(step) for step in range(STEPS)]
-    everybody = run_local(average_everything, size, given, timeout=150)
-    for method in CONFIGURATIONS:
+    everybody = run_local(average_everything, size, methods, given, timeout=150)
+    for method in methods:
         cohort = Cohort(method, size)
         for step in range(STEPS):
             real = [results[method][step] for results in everybody]

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -137,7 +137,7 @@ class Lanes:
         self._streams: dict[tuple[int, torch.device], Any] = {}
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
-        self._working: set[int] = set()
+        self._under_way: set[object] = set()
         _open.add(self)
         if overlap:
             for number in range(len(self._wires)):
@@ -151,9 +151,23 @@ class Lanes:
     def submit(self, number: int, job: Job) -> None:
         """Submit a program to lane `number` (modulo the number of lanes)."""
         job.step.enter()
+        job = replace(job, done=self._until_done(job.done))
         number %= len(self._wires)
         scope = self._scope(number, job.device)
         self._put(number, lambda: self._rounds(number, job, scope))
+
+    def _until_done(
+        self, done: Callable[[BaseException | None], None]
+    ) -> Callable[[BaseException | None], None]:
+        """The job counts as under way until its end is told: the program may end in the same moment."""
+        key = object()
+        self._under_way.add(key)
+
+        def told(error: BaseException | None) -> None:
+            self._under_way.discard(key)
+            done(error)
+
+        return told
 
     def close(self) -> None:
         """Let the lanes finish their queues, then end their threads."""
@@ -162,7 +176,7 @@ class Lanes:
     def close_at_exit(self) -> None:
         """The same when the program ends, with a limit. One line says so if an exchange is under way."""
         threads = list(self._threads)
-        busy = bool(self._working) or any(not waiting.empty() for waiting in self._queues)
+        busy = bool(self._under_way)
         ended = self._end(EXIT_TIMEOUT)
         if not ended:
             for wire in self._wires:
@@ -217,11 +231,7 @@ class Lanes:
     def _work(self, number: int) -> None:
         tasks = self._queues[number]
         while (task := tasks.get()) is not None:
-            self._working.add(number)
-            try:
-                task()
-            finally:
-                self._working.discard(number)
+            task()
 
     def _rounds(self, number: int, job: Job, scope: Scope) -> None:
         try:
