@@ -119,7 +119,7 @@ def start_local(
         raise ConfigError(f"{workers} workers need as many hosts, not {len(hosts)}")
     context = multiprocessing.get_context("forkserver")
     # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
-    context.set_forkserver_preload(["thinwire.hosts.attach", "torch._dynamo", "numba"])
+    context.set_forkserver_preload(["thinwire.hosts.attach", "torch._dynamo", "thinwire.kernels.preload"])
     # The parent keeps the store on a port that the system picks: no race for ports, no rank that owns it.
     # Hosts cannot reach the parent; they use a file, whose traffic does not count on their interfaces.
     store = None if hosts else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
