@@ -151,14 +151,13 @@ def result_of(outcome: Outcome) -> dict:
     return outcome.value
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inside", "method"),
     [
         ("fsdp", "topk(ratio=0.05)"),
-        ("ddp", "topk(ratio=0.05)"),
-        ("ddp", "qsgd(bits=4)"),
-        ("fsdp", "pqasgd(every=4, bits=8)"),
+        pytest.param("ddp", "topk(ratio=0.05)", marks=pytest.mark.slow),
+        pytest.param("ddp", "qsgd(bits=4)", marks=pytest.mark.slow),
+        pytest.param("fsdp", "pqasgd(every=4, bits=8)", marks=pytest.mark.slow),
     ],
 )
 def test_a_group_of_two_ranks_is_killed_and_comes_back(
