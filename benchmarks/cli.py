@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import (
+    checksums,
     digits,
     hsdp,
     kernels,
@@ -35,6 +36,7 @@ bench.command("overhead")(overhead.command)
 bench.command("run")(run.command)
 bench.command("kernels")(kernels.command)
 bench.command("methods")(methods.command)
+bench.command("checksums")(checksums.command)
 bench.command("memory")(memory.command)
 bench.command("peers")(peers.command)
 bench.command("hsdp")(hsdp.command)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import hsdp, kernels, methods, overhead, peers, run
+from benchmarks import checksums, hsdp, kernels, methods, overhead, peers, run
 from benchmarks.cli import bench
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,18 @@ def test_it_starts_from_the_root_of_the_repository() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for command in ("overhead", "kernels", "methods", "peers", "hsdp", "scale", "digits", "predict", "all"):
+    for command in (
+        "overhead",
+        "kernels",
+        "methods",
+        "checksums",
+        "peers",
+        "hsdp",
+        "scale",
+        "digits",
+        "predict",
+        "all",
+    ):
         assert command in result.stdout
 
 
@@ -51,6 +62,23 @@ def test_methods_counts_copies(tmp_path: Path) -> None:
     rows = json.loads(file.read_text())
     assert [row["method"] for row in rows] == ["dense", "topk(ratio=0.01)"]
     assert all(row["copies"] > 0 and row["copies_in_place"] > 0 for row in rows)
+
+
+def test_checksums_are_a_share_of_a_step(tmp_path: Path) -> None:
+    file = tmp_path / "checksums.json"
+    arguments = ("--size", "10000", "--steps", "2", "-m", "dense", "-m", "topk", "--json", str(file))
+    result = call("checksums", *arguments)
+    assert result.exit_code == 0, result.output
+    assert "bar: 2 %" in result.output
+    rows = json.loads(file.read_text())
+    methods = ["dense", "topk(ratio=0.01)"]
+    assert [(row["step"], row["method"]) for row in rows] == [
+        (step, method) for step in (checksums.ALONE, checksums.DDP) for method in methods
+    ]
+    for dense, topk in (rows[:2], rows[2:]):
+        assert dense["checksums"] == dense["percent"] == 0, "a mean has no frame"
+        assert topk["checksums"] >= 1
+        assert 0 < topk["percent"] < 100
 
 
 def test_run_measures_both_models(tmp_path: Path) -> None:

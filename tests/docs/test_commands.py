@@ -85,6 +85,7 @@ RULES = (
     ),
     Rule(r"python -m benchmarks (overhead|run)", options="--steps 1"),
     Rule(r"python -m benchmarks methods", options="--size 5000 -m topk"),
+    Rule(r"python -m benchmarks checksums", options="--size 5000 --steps 1 -m topk"),
     Rule(r"python -m benchmarks kernels", edits=((r"\bT$", "1"),), options="--size 5000 --only sign"),
     Rule(r"python -m benchmarks memory$", options="--size 5000 -m dense", slow=True),
     Rule(r"python -m benchmarks memory", options="--size 5000 -m topk"),

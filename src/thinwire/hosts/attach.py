@@ -120,16 +120,17 @@ def attach(
         steps: for a schedule: the number of steps of the run, if it is known. Then a warning says whether the
             analysis of `pqasgd`, `spasgd` and `localsgd` covers it (see `thinwire.averaging.conditions`).
         manager: a `torchft.Manager`: average over its replica groups, which come and go, instead of over a
-            process group. The model is then a bare one, also for methods that average gradients: that
-            happens inside `manager.should_commit()` (see the guide on torchft).
+            process group. Methods then average gradients inside `manager.should_commit()`. The model is a
+            bare one; in groups of several ranks, one that DDP or FSDP2 trains inside of each group (see the
+            guide on torchft).
     """
     optimizer = _unwrapped(optimizer)
     model = _without_compiler(model)
     sharded = _is_fsdp(model)
-    if sharded and (manager is not None or (isinstance(method, str) and method.strip() == "auto")):
-        what = "a manager takes bare models" if manager is not None else "auto measures DDP models"
+    if sharded and manager is None and isinstance(method, str) and method.strip() == "auto":
         raise ConfigError(
-            f"{what}, and this one is sharded by FSDP2: choose a method, and give process_group"
+            "auto measures DDP models, and this one is sharded by FSDP2: choose a method, and give "
+            "process_group"
         )
     if manager is not None and process_group is not None:
         raise ConfigError("a manager has process groups of its own: give either manager or process_group")

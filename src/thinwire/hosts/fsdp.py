@@ -73,11 +73,7 @@ def attach_fsdp(
         _attached.add(model)
         session.on_detach(lambda: _attached.discard(model))
         return session
-    if exchange.traits.second_gradient:
-        raise ConfigError(
-            f"{exchange.name} compares gradients at two models, and an FSDP model cannot be computed at "
-            "older parameters. The nearest method that works is 'laq', which compares with the last upload"
-        )
+    check_gradients(exchange)
     parameters = sharded_parameters(model)
     check_replica_group(parameters.values(), process_group)
     session, driver = session_with_driver(
@@ -109,6 +105,15 @@ def attach_fsdp(
     return session
 
 
+def check_gradients(exchange: Exchange) -> None:
+    """Refuse a method that needs a second gradient."""
+    if exchange.traits.second_gradient:
+        raise ConfigError(
+            f"{exchange.name} compares gradients at two models, and an FSDP model cannot be computed at "
+            "older parameters. The nearest method that works is 'laq', which compares with the last upload"
+        )
+
+
 def _reconciles(session: Session) -> Any:
     """If replicas drift: make them equal between two steps. Only in training: see `hosts/ddp.py`."""
 
@@ -124,11 +129,16 @@ def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return cast("dict[str, nn.Parameter]", named_shards(_trained(model)))
 
 
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that FSDP trains, by name; those that it was told to ignore are left alone."""
+def reshard(model: nn.Module) -> None:
+    """Shard all parameters again: after an evaluation the root may still have whole ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # after an evaluation the root may still have whole parameters
+            module.reshard()
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that FSDP trains, by name; those that it was told to ignore are left alone."""
+    reshard(model)
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad and is_sharded(p)]
     for name, parameter in found:
         placements = cast(Any, parameter).placements

@@ -4,6 +4,9 @@ torchft decides in a quorum which groups take part, and gives them a new process
 group that is behind gets the model of a peer. Errors are reported to its manager. After the exchange every
 group votes: one that saw an error does not commit, and it gets the model of a group that did in the next
 quorum.
+
+If a group has several ranks, all of this holds for each of them and the ranks of the same number in the other
+groups, and the vote is one for all ranks of the group.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ import torch.distributed as dist
 
 from thinwire import log
 from thinwire.core import schema
+from thinwire.core.agreement import EVERY
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
+from thinwire.core.shards import local
 from thinwire.core.state import SavedState, check_entries
 from thinwire.drivers.blocking import drive_until_commit, finish
 from thinwire.errors import DisagreementError, PeerError, ThinwireError
+from thinwire.hosts.group_ranks import MODEL, GroupRanks
 from thinwire.net import frames
 from thinwire.net.handshake import agree
 from thinwire.net.liveness import plain
@@ -78,6 +84,7 @@ class ReplicaGroups:
         engine: its rank and process group follow the quorum.
         describe: the settings that must be equal on all groups.
         common: the tensors that are equal on all groups between two steps.
+        sharded: whether the ranks of a group have shards of a replica each, and not all of it.
         keep_late: whether a group that is behind keeps its change; only the log speaks of it.
 
     `age` counts the steps that this group has committed. `contributed` has the last committed step of each
@@ -91,6 +98,7 @@ class ReplicaGroups:
         describe: Callable[[], dict[str, Any]],
         common: Callable[[], Sequence[torch.Tensor]],
         *,
+        sharded: bool = False,
         keep_late: bool = False,
     ) -> None:
         self._manager = manager
@@ -99,10 +107,12 @@ class ReplicaGroups:
         self._common = common
         self._vote = manager.should_commit
         self._group: dist.ProcessGroup | None = None
+        self._ranks = GroupRanks(manager)
         self.session = uuid.uuid4().hex
         self._name = str(cast(Any, manager)._replica_id or self.session[:8])
         self._others: dict[str, str] = {}
         self._seen: set[str] = set()
+        self._sharded = sharded
         self._keep_late = keep_late
         self._size = 0
         self.age = 0
@@ -154,7 +164,8 @@ class ReplicaGroups:
         if self._manager.errored() is None:
             self._manager.report_error(error)
         step = self._manager.current_step()
-        log.warning("%s: step %d is aborted on this group (%s)", self._name, step, error)
+        name = self._name if self._ranks.size == 1 else f"{self._name}, rank {self._ranks.rank}"
+        log.warning("%s: step %d is aborted on this group (%s)", name, step, error)
 
     def _abort(self) -> None:
         """Close the connections, so that no other group waits for this one.
@@ -169,13 +180,20 @@ class ReplicaGroups:
 
     def _join(self) -> None:
         """Use the process group of this quorum; if it is new, find out who is there."""
+        step = self._manager.current_step()
+        moment = f"{cast(Any, self._manager)._quorum_id}/{step}"
         error = self._manager.errored()
         if error is not None:
+            self._ranks.say(moment, None)
             raise PeerError(f"torchft reports: {plain(str(error))}")
         group = _process_group(self._manager)
         if group is self._group:
+            if step % EVERY == 1:
+                self._compare_ranks(moment)
             return
+        self._say_to_ranks(moment)
         members = self._introduce(group)
+        self._ranks.compare(moment)
         self._group = group
         self._engine.executors = [ReconfigurableExecutor(group, self._engine.meter)]
         self._engine.rank_info = RankInfo(group.rank(), group.size())
@@ -186,6 +204,21 @@ class ReplicaGroups:
             # A residual r of W groups stands for r / W in the mean: with W' groups that is r W' / W.
             self._engine.states.rescale(group.size() / self._size)
         self._size = group.size()
+
+    def _compare_ranks(self, moment: str) -> None:
+        """Whole replicas stay equal on all ranks of this group only if their gradients are averaged there."""
+        self._say_to_ranks(moment)
+        self._ranks.compare(moment)
+
+    def _say_to_ranks(self, moment: str) -> None:
+        if self._ranks.size == 1:
+            return
+        settings = self._describe()
+        if self._sharded:
+            del settings["parameters"]  # each rank has shards of its own
+        else:
+            settings[MODEL] = _digest(self._common())
+        self._ranks.say(moment, settings)
 
     def _introduce(self, group: dist.ProcessGroup) -> list[_Member]:
         """Compare the settings of all groups. Whoever differs from the oldest ones must leave."""
@@ -213,7 +246,7 @@ class ReplicaGroups:
         back = [name for session, name in others.items() if session in self._seen - self._others.keys()]
         first, self._others = not self._size, others
         self._seen |= others.keys()
-        if first or self._engine.rank_info.rank != 0:
+        if first or self._engine.rank_info.rank or self._ranks.rank:
             return
         count = len(others) + 1
         fate = (
@@ -298,5 +331,5 @@ def _process_group(manager: Manager) -> dist.ProcessGroup:
 def _digest(tensors: Sequence[torch.Tensor]) -> str:
     found = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
-        found.update(cast(Any, frames.as_bytes(tensor.cpu()).numpy()))
+        found.update(cast(Any, frames.as_bytes(local(tensor).cpu()).numpy()))
     return found.hexdigest()

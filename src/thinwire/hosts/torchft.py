@@ -3,6 +3,9 @@
 A per-step method averages the gradients inside `manager.should_commit()`, which torchft's optimizer wrapper
 calls in `step()`. The vote decides whether residuals change. A schedule asks for a quorum and a vote in every
 sync round; between them nobody waits for anybody.
+
+A replica group may have several ranks. DDP or FSDP2 averages the gradients inside of the group, as without
+thinwire, and each rank averages what it has, a replica or its shards, with its fellows in the other groups.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from thinwire.core import schema
 from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.schema import is_finite
+from thinwire.core.shards import is_sharded, named_shards, sharded_like
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.hosts.fsdp import check_gradients, reshard
 from thinwire.hosts.model import bare, watch_optimizer
 from thinwire.hosts.replica_groups import Manager, ReplicaGroups, has_session
 from thinwire.net.link import Links
@@ -52,6 +57,7 @@ def attach_managed(
     """Train with the replica groups of torchft's manager; the arguments are those of `thinwire.attach`."""
     _check_manager(manager)
     _check_model(model)
+    reshard(model)
     if scaler is not None:
         raise ConfigError(
             "a GradScaler skips steps on single groups, which then miss the vote: with a manager use "
@@ -142,22 +148,29 @@ class ManagedSession(Session):
         dense_below: int,
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        named = [(name, p) for name, p in bare(model).named_parameters() if p.requires_grad]
-        _check_plain(dict(named))
+        named = named_shards((name, p) for name, p in bare(model).named_parameters() if p.requires_grad)
+        _check_parameters(named, method)
         super().__init__(
-            named, method, seed=seed, dense_below=dense_below, optimizer=optimizer, rank_info=ALONE
+            named.items(), method, seed=seed, dense_below=dense_below, optimizer=optimizer, rank_info=ALONE
         )
         if self.reconcile_every is not None:
             raise ConfigError(
                 f"{method.name} gives every group a result of its own, so a group that joins would have "
                 "another model; take one that gives all the same, such as qsgd or topk"
             )
+        sharded = any(map(is_sharded, named.values()))
+        if sharded:
+            self.needs_forward("FSDP gathers parameters in it")
         prepare_for(self.engine.exchanges, loud=True)
         self.engine.confirms = False  # every new quorum compares its groups
         self._manager = manager
         parameters = self.engine.parameters
         self._groups = ReplicaGroups(
-            manager, self.engine, self.engine.describe, lambda: list(parameters.values())
+            manager,
+            self.engine,
+            self.engine.describe,
+            lambda: list(parameters.values()),
+            sharded=sharded,
         )
         self.on_detach(self._groups.register(self._groups.load, self._groups.save))
         self.on_detach(self._groups.leave)
@@ -177,7 +190,7 @@ class ManagedSession(Session):
         engine.end_step(committed)
         if committed:
             for name, parameter in engine.parameters.items():
-                parameter.grad = results[name]
+                parameter.grad = sharded_like(results[name], parameter)
         return committed
 
     @property
@@ -234,6 +247,7 @@ class ManagedPeriodicSession(PeriodicSession):
             self.engine,
             lambda: self.engine.describe() | self.describe(),
             lambda: [tensor for own in self._common().values() for tensor in own.values()],
+            sharded=any(map(is_sharded, self.parameters.values())),
             keep_late=method.patience is not None,
         )
         self.on_detach(self._groups.register(self._load_from_peer, self._save_for_peer))
@@ -366,10 +380,12 @@ class ManagedPeriodicSession(PeriodicSession):
         _no_throttle()
 
 
-def _check_plain(parameters: Mapping[str, torch.Tensor]) -> None:
+def _check_parameters(parameters: Mapping[str, torch.Tensor], method: Exchange) -> None:
     for name, parameter in parameters.items():
-        if type(parameter.data) is not torch.Tensor:
+        if is_sharded(parameter):
+            check_gradients(method)
+        elif type(parameter.data) is not torch.Tensor:
             raise ConfigError(
-                f"{name!r} is a {type(parameter.data).__name__}, not a plain dense tensor: with a manager "
-                "every rank of a replica group needs a whole replica"
+                f"{name!r} is a {type(parameter.data).__name__}: with a manager parameters are plain dense "
+                "tensors, or shards of FSDP2"
             )
