@@ -48,6 +48,8 @@ class PeriodicSession(BaseSession):
         process_group: the ranks to synchronise with; None is the default group.
         seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
+        inner_group: for `hierarchical`: the process group of this rank's host, such as
+            `mesh["local"].get_group()`; None takes consecutive ranks.
         rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. The models
             must be equal at the start; the driver runs the programs of `advance` and `sync_program`.
         link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
@@ -65,6 +67,7 @@ class PeriodicSession(BaseSession):
         *,
         seed: int = 0,
         dense_below: int = 1024,
+        inner_group: dist.ProcessGroup | None = None,
         rank_info: RankInfo | None = None,
         link: Link | None = None,
     ) -> None:
@@ -103,7 +106,7 @@ class PeriodicSession(BaseSession):
         self._lanes: Lanes | None = None
         self._failure: Exception | None = None
         self._announced = False
-        self.start(process_group, rank_info)
+        self.start(process_group, rank_info, inner_group=inner_group)
         for fragment in self.fragments:
             self.engine.make_states(fragment.layouts)
         if self.engine.executors:
