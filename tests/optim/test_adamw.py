@@ -154,6 +154,10 @@ def odd_cases(worker: Worker) -> None:
     plain = mlp()
     with pytest.raises(ConfigError, match="named_parameters"):
         CompressedAdamW(plain.parameters())
+    shard = torch.zeros(3)
+    shard.to_local = lambda: shard
+    with pytest.raises(ConfigError, match=r"'spread' is sharded.*thinwire\.attach"):
+        CompressedAdamW([("spread", shard)])
     model = mlp()
     named = list(model.named_parameters())
     named[0][1].requires_grad_(False)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.optimizer_state import SESSION
+from thinwire.core.shards import is_sharded
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam
 from thinwire.methods.registry import parse_exchange
@@ -183,5 +184,11 @@ def _trained(groups: Iterable[Mapping[str, Any]]) -> Named:
                 "the ranks know parameters by their names: give model.named_parameters(), not "
                 "model.parameters()"
             )
-        pairs = zip(group["param_names"], group["params"], strict=True)
-        yield from ((name, parameter) for name, parameter in pairs if parameter.requires_grad)
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            if is_sharded(parameter):
+                raise ConfigError(
+                    f"{name!r} is sharded, and this optimizer averages whole replicas: give "
+                    'torch.optim.AdamW to thinwire.attach(model, "adam(...)", optimizer=...) instead'
+                )
+            if parameter.requires_grad:
+                yield name, parameter
