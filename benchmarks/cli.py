@@ -12,6 +12,7 @@ from benchmarks import (
     hsdp,
     kernels,
     language,
+    language_page,
     memory,
     methods,
     overhead,
@@ -44,6 +45,7 @@ bench.command("scale")(scale.command)
 bench.command("recovery")(recovery.command)
 bench.command("digits")(digits.command)
 bench.command("language")(language.command)
+bench.command("language-page")(language_page.command)
 bench.command("predict")(predictions.command)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.tools.cli.show import errors, progress, table
+from thinwire.tools.compare.settings import split
 
 Size = Annotated[int, typer.Option(min=1, help="Entries of the float32 tensor.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads for torch and the kernels.")]
@@ -33,6 +34,12 @@ def measuring(parts: int) -> Generator[Progress]:
     """A bar for so many parts; a usage error inside is one line and exit code 2."""
     with errors(), progress(parts) as advance:
         yield lambda name: advance(name, 1)
+
+
+def chosen_methods(given: Sequence[str] | None) -> list[str]:
+    """The methods of `-m`, each of which may have several with commas; empty for the default."""
+    with errors():
+        return [part for text in given or () for part in split(text)]
 
 
 def show(title: str, rows: Sequence[T], columns: Mapping[str, Callable[[T], str]]) -> None:

@@ -10,7 +10,7 @@ import torch
 import typer
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import Progress, from_rank_0, measuring, show
+from benchmarks.common import Progress, chosen_methods, from_rank_0, measuring, show
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import list_methods, list_schedules, parse
 from thinwire.net.launch import Worker, run_local
@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Train a small network on handwritten digits with every method: accuracy and bytes, without a link."""
     with errors():
-        strings = line_up(method or ())
+        strings = line_up(chosen_methods(method))
     with measuring(len(strings) * steps * seeds) as progress:
         results = run(strings, workers, steps, seeds, progress)
     show(

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +23,13 @@ import msgspec
 import torch
 import typer
 
-from benchmarks.common import measuring, show
+from benchmarks.common import chosen_methods, measuring, show
 from benchmarks.language_runs import ALONE, Run, Setting, train
+from benchmarks.language_times import LINKS, by_link, compute_seconds, shapes_of
 from thinwire.errors import ConfigError
+from thinwire.predict.recommend import duration, seconds_of
 from thinwire.tools.cli.show import JsonFile, Methods, errors, save
-from thinwire.tools.compare.settings import split
+from thinwire.tools.workloads import load
 
 METHODS = (
     "dense",
@@ -63,6 +65,8 @@ class Row:
     """The part of the gap between the lone worker and `dense`."""
     sent: float
     """Of the bytes of `dense`, in the second half of the steps."""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a step, predicted, by link."""
 
 
 def command(
@@ -78,6 +82,9 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Rows of 64 characters for each worker and step.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="Other weights and batches.")] = 3,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    step_time: Annotated[
+        str, typer.Option(help="Computation of a step, such as 170ms, for predicted times; none: measured.")
+    ] = "",
     out: Annotated[Path, typer.Option(help="Finished runs are kept here, and not run again.")] = Path(
         "out/language"
     ),
@@ -86,12 +93,13 @@ def command(
 ) -> None:
     """A transformer and AdamW: the validation loss of every method, beside `dense` and a lone worker."""
     with errors():
-        asked = [part for text in method or () for part in split(text)] or METHODS
+        asked = chosen_methods(method) or METHODS
         chosen = list(dict.fromkeys(("dense", ALONE, *asked)))
         tried = _numbers(rates)
         if size not in SIZES:
             raise ConfigError(f"--size is {' or '.join(SIZES)}, not {size!r}")
         judged = Setting(data, SIZES[size], workers, steps, batch)
+        compute = seconds_of(step_time) if step_time else None
         tuning = None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps)
     best = dict.fromkeys(chosen, tried[0])
     if tuning is not None and len(tried) > 1:
@@ -103,7 +111,10 @@ def command(
     jobs = [(judged, name, best[name], seed) for seed in range(seeds) for name in chosen]
     found = _all(jobs, out, at_once)
     runs = {name: [found[job] for job in jobs if job[1] == name] for name in chosen}
-    rows = summary(runs)
+    learned = load(data)
+    compute = compute_seconds(judged, learned) if compute is None else compute
+    shapes = shapes_of(judged, learned)
+    rows = summary(runs, by_link(runs, shapes, workers, compute))
     show(
         f"{data}, transformer of {size}, {workers} workers, {steps:,} steps, {seeds} seeds",
         rows,
@@ -115,9 +126,11 @@ def command(
             "behind dense": lambda r: f"{r.behind:+.3f}",
             "recovered": lambda r: f"{100 * r.recovered:.0f} %",
             "sent": lambda r: f"{100 * r.sent:.2f} %",
+            **{link: lambda r, link=link: duration(r.seconds[link]) for link in LINKS},
         },
     )
     record = {"setting": judged, "tuning": tuning, "rates": tried, "seeds": seeds, "rows": rows, "runs": runs}
+    record |= {"compute": compute, "shapes": shapes}
     save(json_file, msgspec.to_builtins(record))
 
 
@@ -128,8 +141,10 @@ def _numbers(text: str) -> list[float]:
         raise ConfigError(f"--rates takes numbers with commas, like 1e-3,2e-3, not {text!r}") from None
 
 
-def summary(runs: dict[str, list[Run]]) -> list[Row]:
-    """A row for each method, the smallest loss first."""
+def summary(
+    runs: Mapping[str, list[Run]], seconds: Mapping[str, dict[str, float]] | None = None
+) -> list[Row]:
+    """A row for each method, the smallest loss first; `seconds` are those of a step by method and link."""
 
     def mean(values: Iterable[float]) -> float:
         return statistics.fmean(values)
@@ -146,6 +161,7 @@ def summary(runs: dict[str, list[Run]]) -> list[Row]:
             behind=losses[name] - dense,
             recovered=(alone - losses[name]) / (alone - dense),
             sent=mean(run.sent for run in own) / bytes_of_dense,
+            seconds=(seconds or {}).get(name, {}),
         )
         for name, own in runs.items()
     ]

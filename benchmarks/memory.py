@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast
 import torch
 import typer
 
-from benchmarks.common import Progress, Size, from_rank_0, measuring, show
+from benchmarks.common import Progress, Size, chosen_methods, from_rank_0, measuring, show
 from thinwire.averaging.base import Schedule
 from thinwire.methods.registry import list_methods, list_schedules, parse
 from thinwire.net.launch import Worker, run_local
@@ -45,7 +45,7 @@ def command(
     page: Annotated[Path | None, typer.Option(help="Write the table into this Markdown page.")] = None,
 ) -> None:
     """State and peak memory of every method, in bytes per parameter."""
-    rows = run(size, method or ())
+    rows = run(size, chosen_methods(method))
     if page is not None:
         page.write_text(filled(page.read_text(), rows))
     save(json_file, [asdict(row) for row in rows])

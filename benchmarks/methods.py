@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import ONE_COPY, Progress, Size, Threads, from_rank_0, measuring, seconds, show, target
+from benchmarks.common import (
+    ONE_COPY,
+    Progress,
+    Size,
+    Threads,
+    chosen_methods,
+    from_rank_0,
+    measuring,
+    seconds,
+    show,
+    target,
+)
 from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.launch import Worker, run_local
 from thinwire.tools.cli.show import JsonFile, Methods, save
@@ -35,7 +46,7 @@ def command(
     size: Size = DEFAULT_SIZE, threads: Threads = 1, method: Methods = None, json_file: JsonFile = None
 ) -> None:
     """One `session.average` of every method at world size 1, in copies of the same tensor."""
-    save(json_file, report(size, threads, method or ()))
+    save(json_file, report(size, threads, chosen_methods(method)))
 
 
 def report(size: int, threads: int, chosen: Sequence[str] = ()) -> list[dict[str, Any]]:

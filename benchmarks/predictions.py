@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import Progress, from_rank_0, measuring, show
+from benchmarks.common import Progress, chosen_methods, from_rank_0, measuring, show
 from thinwire import predict
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import parse_exchange
@@ -69,7 +69,7 @@ def command(
     json_file: JsonFile = None,
 ) -> None:
     """Predicted step times against measured ones, on slow links of the lab (needs root)."""
-    links, methods = link or list(LINKS), method or list(METHODS)
+    links, methods = link or list(LINKS), chosen_methods(method) or list(METHODS)
     with errors():
         check_links(links)
     with measuring(len(links) * len(methods)) as progress:

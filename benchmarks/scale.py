@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.common import Progress, Size, measuring
+from benchmarks.common import Progress, Size, chosen_methods, measuring
 from thinwire.core.routing import View
 from thinwire.drivers.simulated import Simulated
 from thinwire.errors import ConfigError
@@ -59,7 +59,7 @@ def command(
 ) -> None:
     """How bytes and rounds of every method grow with the workers, on a simulated network."""
     with errors():
-        counts, asked = worker_counts(workers), method or line_up()
+        counts, asked = worker_counts(workers), chosen_methods(method) or line_up()
     with measuring(len(asked) * len(counts)) as progress:
         results = run(asked, counts, size, progress=progress)
     rows: list[tuple[str, ...]] = []

@@ -19,6 +19,7 @@ LAYERS = (
     ("averaging",),
     ("distributions",),
     ("sessions",),
+    ("optim",),
     ("predict",),
     ("hosts",),
     ("integrations",),

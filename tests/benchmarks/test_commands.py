@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import checksums, hsdp, kernels, methods, overhead, peers, run
+from benchmarks import checksums, digits, hsdp, kernels, methods, overhead, peers, run
 from benchmarks.cli import bench
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +52,13 @@ def test_digits_trains_and_compares(tmp_path: Path) -> None:
     assert dense["accuracy"] > 0.5
     assert topk["accuracy"] > 0.5
     assert "topk(ratio=0.01)" in result.output
+
+
+def test_digits_takes_methods_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(digits, "run", lambda strings, *_: asked.extend(strings) or [])
+    assert call("digits", "-m", "topk(ratio=0.1, scope='model'),qsgd", "-m", "fp16").exit_code == 0
+    assert asked == ["dense", "topk(ratio=0.1, scope='model')", "qsgd(bits=4)", "fp16"]
 
 
 def test_methods_counts_copies(tmp_path: Path) -> None:

@@ -182,6 +182,24 @@ def test_a_method_that_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> Non
     assert "failed" in terminal.rows(records)[1][0]
 
 
+def test_bytes_inside_a_host_have_a_column_of_their_own(tmp_path: Path) -> None:
+    method = "hierarchical(outer=topk(ratio=0.05), local=2)"
+    asked = Comparison(["dense", method], workers=4, steps=4, evaluate_every=4, hidden=(32,))
+    records = run(asked, tmp_path)
+    dense, two_levels = records.runs
+    assert dense.sent_inside == 0
+    # A leader and one more rank: the mean and the result are sent once each inside the host.
+    assert two_levels.sent_inside > 4 * 4 * records.setting.parameters
+    assert two_levels.sent < 0.3 * dense.sent
+    place = terminal.header(records).index("inside")
+    assert terminal.header(records)[place - 1] == "sent"
+    assert terminal.rows(records)[0][place].startswith("0")
+    assert read(tmp_path / runner.FILE) == records
+    assert "sent inside the host" in build(records)
+    write_csv(tmp_path / "runs.csv", records)
+    assert "sent_inside" in (tmp_path / "runs.csv").read_text()
+
+
 def test_auto_is_a_row_that_names_its_choice(tmp_path: Path) -> None:
     asked = Comparison(["dense", "auto"], workers=2, link="5mbit", steps=8, hidden=(64, 64))
     records = run(asked, tmp_path)

@@ -96,6 +96,8 @@ RULES = (
         options="--only mlp --steps 4",
     ),
     Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk"),
+    Rule(r"python -m benchmarks language-page", edits=((r"page .*", "page"),), options="--help"),
+    Rule(r"python -m benchmarks language .*\bDATA\b", skip="needs the datasets"),
     Rule(r"python -m benchmarks language", options="--steps 10 --seeds 1 --batch 1 -m topk", slow=True),
     Rule(r"python -m benchmarks peers", options="--steps 1", slow=True),
     Rule(r"python -m benchmarks all", options="--steps 1 --size 5000", slow=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
@@ -381,3 +382,113 @@ def test_a_dead_leader_is_named_on_every_rank() -> None:
         assert f"of step {BAD_STEP} failed on rank {outcome.rank}" in seen.error
         assert "no word from rank 2: " in seen.error
         assert not seen.threads
+
+
+# -- hosts of given groups -----------------------------------------------------------------------------------
+
+
+def by_groups(worker: Worker) -> dict[str, object]:
+    """Hosts of ranks 0, 2 and 1, 3: under DDP, in a loop of one's own, and between sync rounds."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    mesh = DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]]), mesh_dim_names=("host", "local"))
+    group = mesh["local"].get_group()
+    model = wrap(mlp())
+    session = thinwire.attach(model, "hierarchical(outer=topk(ratio=0.2))", dense_below=0, inner_group=group)
+    found: dict[str, object] = {"ddp": train(model, worker.rank, range(6)), "method": str(session.method)}
+    found["residuals"], found["sent"] = bool(session.residuals()), session.meter.sent_bytes
+    session.detach()
+    module = mlp()
+    own = thinwire.Session(module.named_parameters(), "hierarchical(outer=dense)", inner_group=group)
+    given = {name: torch.full_like(p, float(worker.rank)) for name, p in module.named_parameters()}
+    found["mean"] = {float(value) for mean in own.average(given).values() for value in mean.flatten()}
+    own.detach()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    method = "periodic(every=2, exchange=hierarchical(outer=qsgd(bits=4)))"
+    session = thinwire.attach(module, method, optimizer=optimizer, inner_group=group)
+    train(module, worker.rank, range(4), optimizer=optimizer)
+    session.detach()
+    found["periodic"] = flat(module)
+    return found
+
+
+def test_hosts_may_be_the_ranks_of_given_groups() -> None:
+    everybody = run_local(by_groups, 4, timeout=120)
+    for found in everybody:
+        assert found["method"] == "hierarchical(outer=topk(ratio=0.2), local=2)"
+        assert found["mean"] == {1.5}
+        assert torch.equal(found["ddp"], everybody[0]["ddp"])
+        assert torch.equal(found["periodic"], everybody[0]["periodic"])
+    assert [found["residuals"] for found in everybody] == [True, True, False, False]
+    assert [found["sent"] > 0 for found in everybody] == [True, True, False, False]
+
+
+def wrong_groups(worker: Worker) -> list[str]:
+    import torch.distributed as dist
+
+    named = list(mlp().named_parameters())
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    uneven = [dist.new_group([0, 1, 2]), dist.new_group([3])]
+    half = dist.new_group([0, 2])
+    mine = pairs[worker.rank // 2]
+    cases: list[tuple[str, dict[str, object]]] = [
+        ("hierarchical", {"inner_group": uneven[worker.rank == 3]}),
+        ("hierarchical", {"inner_group": pairs[0]}),  # ranks 2 and 3 are not in it
+        ("hierarchical", {"inner_group": dist.group.WORLD if worker.rank == 3 else mine}),
+        ("hierarchical(local=4)", {"inner_group": mine}),
+        ("topk", {"inner_group": mine}),
+    ]
+    said: list[str] = []
+    for method, options in cases:
+        with pytest.raises(ConfigError) as raised:
+            thinwire.Session(named, method, **options)
+        said.append(str(raised.value))
+    if worker.rank in (0, 2):
+        with pytest.raises(ConfigError) as raised:
+            thinwire.Session(named, "hierarchical", half, inner_group=mine)
+        said.append(str(raised.value))
+    with pytest.raises(DisagreementError) as different:
+        thinwire.Session(named, "hierarchical(local=2)", inner_group=mine if worker.rank else None)
+    said.append(str(different.value))
+    return said
+
+
+def test_groups_that_do_not_share_out_the_ranks_are_refused_by_all() -> None:
+    everybody = run_local(wrong_groups, 4, timeout=120)
+    expected = [
+        "inner_group has 1 or 3 ranks, and every host must have as many as the others",
+        "inner_group of rank 2 has the ranks [], and that of others differs",
+        "inner_group of rank 2 has the ranks [2, 3], and that of others differs",
+        "hierarchical: local=4, and inner_group has 2 ranks: leave one of them out",
+        "inner_group is for hierarchical, not for topk",
+    ]
+    for rank, said in enumerate(everybody):
+        beyond = ["inner_group of rank 0 has ranks that this session does not have"] if rank in (0, 2) else []
+        wanted = [
+            *expected,
+            *beyond,
+            "disagree on hosts: rank 0: the method; rank 1, 2, 3: inner_group",
+        ]
+        for text, want in zip(said, wanted, strict=True):
+            assert want in text
+
+
+def unknown_host(worker: Worker) -> tuple[str, float]:
+    if worker.rank == 1:
+        os.environ.pop("LOCAL_WORLD_SIZE", None)
+    begin = time.perf_counter()
+    with pytest.raises(DisagreementError) as raised:
+        thinwire.attach(wrap(mlp()), "hierarchical")
+    took = time.perf_counter() - begin
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE is not set"):
+        thinwire.attach(wrap(mlp()), "hierarchical")
+    return str(raised.value), took
+
+
+def test_a_rank_that_does_not_know_its_host_is_reported_by_all_at_once() -> None:
+    for said, took in run_local(unknown_host, 2, timeout=90):
+        assert "disagree on hosts: rank 0: the method; rank 1: hierarchical: LOCAL_WORLD_SIZE" in said
+        assert "start with torchrun, or give it" in said
+        assert took < 20, "without waiting for a timeout"

@@ -295,4 +295,32 @@ MUTANTS = (
         "block.write(block.anchor)",
         (TORCHFT, "-k", "test_a_late_group"),
     ),
+    Mutant(
+        "an optimizer averages twice in a step",
+        "optim/adamw.py",
+        "        if not self._averaged:\n            self.average()\n",
+        "        self.average()\n",
+        ("tests/optim/test_adamw.py", "-k", "equals"),
+    ),
+    Mutant(
+        "an optimizer forgets the state of its session",
+        "optim/adamw.py",
+        "            self.session.load_state_dict(session)\n",
+        "            pass\n",
+        ("tests/optim/test_adamw.py", "-k", "resumed"),
+    ),
+    Mutant(
+        "given groups of hosts are not compared",
+        "net/rank_info.py",
+        " or any(groups[other] != members for other in members)",
+        "",
+        ("tests/methods/test_hierarchical.py", "-k", "share_out"),
+    ),
+    Mutant(
+        "a method far behind dense with AdamW is recommended",
+        "predict/recommend.py",
+        "nats is not None and nats > language.CLOSE_ENOUGH",
+        "False",
+        ("tests/predict/test_plan.py", "-k", "our_own_measurement"),
+    ),
 )

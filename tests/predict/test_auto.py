@@ -11,6 +11,7 @@ import thinwire
 from tests.hosts.common import flat
 from thinwire.hosts import auto
 from thinwire.net.launch import Worker, WorkerFailedError, run_local
+from thinwire.predict import language
 
 WIDTH = 200
 # Every candidate's kernels are loaded where rank 0 plans: these do.
@@ -77,6 +78,33 @@ def test_a_slow_link_gets_a_method_on_all_ranks_alike() -> None:
     for other in ranks[1:]:
         assert (other["method"], other["reasons"]) == (first["method"], first["reasons"])
         assert torch.equal(other["parameters"], first["parameters"])
+
+
+ADAM = "adam(exchange=efsign(bucket=4096), warmup=4)"
+
+
+def with_adamw(worker: Worker) -> tuple[str, torch.Tensor, bool]:
+    """Our table recommends adam: its warm-up begins where auto has decided."""
+    auto.CANDIDATES = ("dense", "topk(ratio=0.01)")
+    language.behind = lambda: {"dense": 0.0, str(thinwire.parse(ADAM)): 0.0}
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    session = thinwire.attach(model, "auto", optimizer=optimizer)
+    session.throttle("20mbit")
+    train(model, optimizer, worker.rank, auto.STEPS + 5)
+    second = [state["exp_avg_sq"].clone() for state in optimizer.state.values()]
+    train(model, optimizer, worker.rank, 3)
+    states = zip(second, optimizer.state.values(), strict=True)
+    frozen = all(torch.equal(before, now["exp_avg_sq"]) for before, now in states)
+    session.detach()
+    return str(session.method), flat(model), frozen
+
+
+def test_with_adamw_it_may_choose_adam() -> None:
+    (first, parameters, frozen), (second, others, _) = run_local(with_adamw, 2, timeout=150)
+    assert first == second == str(thinwire.parse(ADAM))
+    assert torch.equal(parameters, others)
+    assert frozen
 
 
 def resume(worker: Worker, folder: str) -> tuple[str, bool, bool, str]:

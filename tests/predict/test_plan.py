@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from thinwire import ConfigError, PayloadError, parse, predict
+from thinwire.hosts.auto import CANDIDATES, candidates_for
 from thinwire.net.costs import Link
+from thinwire.predict import language
 from thinwire.predict import recommend as planning
 from thinwire.tools.cli import app
 
@@ -68,6 +71,71 @@ def test_late_entries_are_not_recommended_under_adam() -> None:
         )
     assert planning.kept_back("qsgd(bits=4)", optimizer="adaptive") is None
     assert planning.kept_back("adam", optimizer="plain SGD") == "needs AdamW"
+
+
+ADAM = "adam(exchange=efsign(bucket=4096))"
+MADE = {"dense": 0.0, str(parse(ADAM)): -0.01, "topk(ratio=0.01)": 0.2, "qsgd(bits=4)": 0.03, "fp16": 0.06}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of a transformer that is made up."""
+    monkeypatch.setattr(language, "behind", lambda: MADE)
+
+
+@pytest.mark.usefixtures("measured")
+def test_with_adamw_our_own_measurement_decides() -> None:
+    reasons = {method: planning.kept_back(method, optimizer="adaptive") for method in MADE}
+    assert reasons == {
+        **dict.fromkeys(MADE, "behind dense with AdamW in our table"),
+        **dict.fromkeys(("dense", str(parse(ADAM)), "qsgd(bits=4)")),
+    }
+    assert planning.kept_back("fp16") is None, "SGD is judged by digits"
+    assert planning.kept_back("bf16", optimizer="adaptive") is None, "not measured: by the rule"
+    assert planning.kept_back("efsign", optimizer="adaptive") is not None, "not measured: by the rule"
+    assert str(parse(ADAM)) in planning.candidates("adaptive")
+    assert str(parse(ADAM)) not in planning.candidates()
+
+
+@pytest.mark.usefixtures("measured")
+def test_with_adamw_what_was_measured_comes_first() -> None:
+    chosen = ("bf16", "qsgd(bits=8)", "qsgd(bits=4)", "topk(ratio=0.01)")
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.001, chosen, optimizer="adaptive")
+    assert made.recommended == "qsgd(bits=4)"
+    assert any("a transformer with AdamW its loss differs from dense's by +0.030" in r for r in made.reasons)
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.001, (*chosen, ADAM), optimizer="adaptive")
+    assert made.recommended == str(parse(ADAM))
+    only = planning.make_plan(SHAPES, 4, SLOW, 0.001, ("bf16",), optimizer="adaptive")
+    assert only.recommended == "bf16", "nothing else is faster than dense"
+
+
+@pytest.mark.usefixtures("measured")
+def test_auto_takes_adam_only_for_adamw() -> None:
+    parameters = [torch.zeros(3)]
+    assert str(parse(ADAM)) in candidates_for(torch.optim.AdamW(parameters))
+    for other in (
+        torch.optim.AdamW(parameters, betas=(0.8, 0.99)),
+        torch.optim.RMSprop(parameters),
+        torch.optim.SGD(parameters, lr=0.1),
+        None,
+    ):
+        assert candidates_for(other) == list(CANDIDATES)
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_command_knows_the_optimizer() -> None:
+    size = ("--shapes", "400x300,400", "--link", "10mbit", "--step-time", "1ms")
+    result = call(*size, "--optimizer", "adamw", "-m", f"topk,{ADAM}")
+    assert result.exit_code == 0, result.output
+    assert f"Recommended: {parse(ADAM)}" in result.output
+    assert "behind dense with AdamW in our table: topk(ratio=0.01)" in result.output
+
+
+def test_the_table_of_a_transformer_can_be_read() -> None:
+    table = language.behind()
+    assert all(str(parse(method)) == method for method in table)
+    assert table.get("dense", 0.0) == 0.0
+    assert set(planning.measured_exchanges()) <= set(language.close()) <= set(table)
 
 
 def test_the_table_that_proves_is_one_of_known_methods() -> None:

@@ -135,10 +135,10 @@ def _q(q: float, constant: float) -> Condition:
 
 
 def is_analysed(method: object) -> bool:
-    """Whether the analysis is about this method: unbiased exchanges, and averages without an outer step."""
+    """Whether the analysis is about this method: unbiased, on one level, and averages without outer steps."""
     if isinstance(method, Schedule):
-        return method.inner.traits.unbiased and method.outer == Outer() and method.blend_share == 0
-    return isinstance(method, Exchange) and method.traits.unbiased
+        return is_analysed(method.inner) and method.outer == Outer() and method.blend_share == 0
+    return isinstance(method, Exchange) and method.traits.unbiased and not method.traits.two_levels
 
 
 def relative_variance(exchange: Exchange, entries: int = 2**18) -> float:

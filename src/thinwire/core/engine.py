@@ -22,7 +22,7 @@ from thinwire.core.routing import Group, Router, View, plan
 from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, local
 from thinwire.core.state import SavedState, StateStore
-from thinwire.core.two_levels import two_levels
+from thinwire.core.two_levels import hosts_of_groups, two_levels
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import frames
 from thinwire.net.bulletin import Bulletin
@@ -67,7 +67,7 @@ class Engine:
         optimizer: torch.optim.Optimizer | None = None,
         link: Link | None = None,
     ) -> None:
-        self.method = method = method.resolved()
+        self.method = method
         self.router = Router(method, dense, dense_below)
         self.seed = seed
         self.step = 0
@@ -110,14 +110,27 @@ class Engine:
 
     # -- the group -------------------------------------------------------------------------------------
 
-    def open(self, process_group: dist.ProcessGroup | None, lanes: int = 1) -> None:
-        """Create the private groups. The ranks compare their settings, lanes included, over the first one."""
+    def open(
+        self,
+        process_group: dist.ProcessGroup | None,
+        lanes: int = 1,
+        inner_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Create the private groups. The ranks compare their settings, lanes included, over the first one.
+
+        `inner_group` has the ranks of this rank's host, for a method with two levels.
+        """
         (first,) = private_groups(process_group, 1)
         self.executors = [ProcessGroupExecutor(first, self.meter)]
-        ranks = dist.get_process_group_ranks(first)
-        self.place(RankInfo(first.rank(), first.size()), ranks)
+        ranks, rank_info = dist.get_process_group_ranks(first), RankInfo(first.rank(), first.size())
         try:
-            self.agree(self.describe() | {"lanes": lanes})
+            unknown = None if inner_group is not None else self._resolve()
+            source = "inner_group" if inner_group is not None else str(unknown or "the method")
+            # Before a rank that does not know its host gives up: otherwise the others would wait for it.
+            self.agree(self.describe() | {"hosts": source, "lanes": lanes})
+            if unknown is not None:
+                raise unknown
+            self.place(rank_info, ranks, self._given_hosts(inner_group, rank_info, ranks))
             for group in private_groups(process_group, lanes - 1):
                 self.executors.append(ProcessGroupExecutor(group, self.meter, first.group_name))
             if self.hosts is not None:
@@ -129,13 +142,36 @@ class Engine:
         self.meter.reset()
         self.first_rank = ranks[0]
 
-    def place(self, rank_info: RankInfo, ranks: Sequence[int] | None = None) -> None:
-        """This engine's rank; `ranks` are the numbers of its group's ranks in the world, if it is not all."""
+    def _resolve(self) -> ConfigError | None:
+        """Take options from the environment; returns the error if that is not possible."""
+        try:
+            self.method = self.method.resolved()
+        except ConfigError as error:
+            return error
+        return None
+
+    def _given_hosts(
+        self, inner_group: dist.ProcessGroup | None, rank_info: RankInfo, ranks: Sequence[int]
+    ) -> Hosts | None:
+        if inner_group is None:
+            return None
+        if not self.method.traits.two_levels:
+            raise ConfigError(f"inner_group is for hierarchical, not for {self.method}: leave it out")
+        return hosts_of_groups(inner_group, rank_info, ranks, self.executor.execute)
+
+    def place(
+        self, rank_info: RankInfo, ranks: Sequence[int] | None = None, hosts: Hosts | None = None
+    ) -> None:
+        """This engine's rank; `ranks` are the numbers of its group's ranks in the world, if it is not all.
+
+        `hosts` are those of given groups; None takes as many consecutive ranks as the method says.
+        """
         self.rank_info = rank_info
+        self.method = self.method.resolved(None if hosts is None else hosts.local)
         levels = self.method.levels
         if levels is not None:
             self.inner = levels.inner
-            self.hosts = Hosts.of(rank_info, levels.local, ranks)
+            self.hosts = hosts or Hosts.of(rank_info, levels.local, ranks)
 
     @property
     def exchange_ranks(self) -> RankInfo:

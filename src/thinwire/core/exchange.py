@@ -146,8 +146,12 @@ class Exchange(Configured, ABC):
         del state, context
         return True
 
-    def resolved(self) -> Exchange:
-        """This method with the options that it takes from the environment filled in."""
+    def resolved(self, local: int | None = None) -> Exchange:
+        """This method with the options that it takes from the environment filled in.
+
+        `local` is the number of ranks per host, if the session was given the groups of the hosts.
+        """
+        del local
         return self
 
     @property

@@ -9,6 +9,9 @@ import torch
 
 from thinwire.core.shards import local
 
+SESSION = "session"
+"""Where an optimizer that owns a session keeps the session's state in its own, one for each rank."""
+
 
 def remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """The optimizer's tensors with one number per entry of the parameter, by name, in a fixed order.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 
 from thinwire.core.channel import Channel, Program, ask, together
 from thinwire.core.exchange import Exchange, State
@@ -21,8 +22,9 @@ from thinwire.core.schema import is_finite
 from thinwire.errors import ConfigError
 from thinwire.net import frames
 from thinwire.net.costs import Link
-from thinwire.net.rank_info import Hosts
+from thinwire.net.rank_info import Hosts, RankInfo
 
+Execute = Callable[[frames.Primitive], object]
 VARIABLE = "LOCAL_WORLD_SIZE"
 """Where torchrun says how many ranks a host has."""
 
@@ -37,6 +39,34 @@ def ranks_per_host(method: str, local: int | None) -> int:
             f"it, {method}(..., local=8)"
         )
     return int(given) if local is None else local
+
+
+def hosts_of_groups(
+    inner_group: dist.ProcessGroup, rank_info: RankInfo, ranks: Sequence[int], execute: Execute
+) -> Hosts:
+    """The hosts whose ranks are those of given groups; an error on every rank if they do not fit.
+
+    Args:
+        inner_group: the group of this rank's host.
+        rank_info: this rank in the group of the session.
+        ranks: the numbers of that group's ranks in the world.
+        execute: an operation on that group.
+    """
+    # A rank that is not in a group gets another object from torch instead of it.
+    is_group = isinstance(cast(object, inner_group), dist.ProcessGroup)
+    members = dist.get_process_group_ranks(inner_group) if is_group else []
+    # One byte for every rank of the session, and one that says whether the group has others as well.
+    mine = [number in members for number in ranks] + [bool(set(members) - set(ranks))]
+    block = torch.tensor(mine, dtype=torch.uint8)
+    rows = cast("list[list[int]]", cast(torch.Tensor, execute(frames.AllGather(block, 0))).tolist())
+    beyond = [rank for rank, row in enumerate(rows) if row[-1]]
+    if beyond:
+        raise ConfigError(
+            f"inner_group of rank {beyond[0]} has ranks that this session does not have: give a group of "
+            "ranks that average together"
+        )
+    groups = [tuple(rank for rank, shares in enumerate(row[:-1]) if shares) for row in rows]
+    return Hosts.given(rank_info, groups)
 
 
 @dataclass(frozen=True)

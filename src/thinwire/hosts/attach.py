@@ -35,6 +35,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
 ) -> PeriodicSession: ...
@@ -51,6 +52,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
 ) -> Session: ...
@@ -67,6 +69,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
 ) -> BaseSession: ...
@@ -82,6 +85,7 @@ def attach(
     scaler: LossScale | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: dist.ProcessGroup | None = None,
+    inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
 ) -> BaseSession:
@@ -117,6 +121,9 @@ def attach(
         process_group: for a bare model: the ranks to synchronise with; None is the default group. For an
             FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`; None
             if there is one replica only, sharded over all ranks (see the guide on FSDP2).
+        inner_group: for `hierarchical`: the process group of this rank's host, if not consecutive ranks share
+            hosts: `mesh["local"].get_group()` of a DeviceMesh, or one of `torch.distributed.new_subgroups`.
+            Hosts have equally many ranks.
         steps: for a schedule: the number of steps of the run, if it is known. Then a warning says whether the
             analysis of `pqasgd`, `spasgd` and `localsgd` covers it (see `thinwire.averaging.conditions`).
         manager: a `torchft.Manager`: average over its replica groups, which come and go, instead of over a
@@ -135,8 +142,7 @@ def attach(
     if manager is not None and process_group is not None:
         raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
-        if manager is not None:
-            raise ConfigError("auto measures once, but replica groups come and go: choose a method yourself")
+        _check_auto(manager, inner_group)
         return attach_auto(
             model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
         )
@@ -145,7 +151,7 @@ def attach(
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model) or (sharded and _has_fsdp_session(model)):
         raise ConfigError("this model has a thinwire session already: detach() it first")
-    _check_levels(chosen, sharded=sharded, managed=manager is not None)
+    _check_levels(chosen, inner_group, sharded=sharded, managed=manager is not None)
     _check_needed(chosen, optimizer)
     if manager is not None:
         from thinwire.hosts.torchft import attach_managed
@@ -185,6 +191,7 @@ def attach(
             dense_below=dense_below,
             scaler=scaler,
             optimizer=optimizer,
+            inner_group=inner_group,
         )
     if not isinstance(chosen, Schedule):
         raise ConfigError(f"{chosen.name} is neither an exchange nor a schedule")
@@ -200,17 +207,29 @@ def attach(
         dense_below=dense_below,
         scaler=scaler,
         process_group=process_group,
+        inner_group=inner_group,
         steps=steps,
     )
 
 
-def _check_levels(method: Configured, *, sharded: bool, managed: bool) -> None:
+def _check_auto(manager: object, inner_group: dist.ProcessGroup | None) -> None:
+    if manager is not None:
+        raise ConfigError("auto measures once, but replica groups come and go: choose a method yourself")
+    if inner_group is not None:
+        raise ConfigError("inner_group is for hierarchical, which auto never takes: leave it out")
+
+
+def _check_levels(
+    method: Configured, inner_group: dist.ProcessGroup | None, *, sharded: bool, managed: bool
+) -> None:
     """FSDP2 and torchft have groups of their own, which are not those of hosts and leaders."""
     exchange = method.inner if isinstance(method, Schedule) else method
     two_levels = isinstance(exchange, Exchange) and exchange.traits.two_levels
     if two_levels and (sharded or managed):
         groups = "FSDP2's replicas" if sharded else "torchft's replica groups"
         raise ConfigError(f"{exchange.name}: {groups} are groups of their own: give its outer method alone")
+    if inner_group is not None and not two_levels:
+        raise ConfigError(f"inner_group is for hierarchical, not for {method}: leave it out")
 
 
 def _check_needed(method: object, optimizer: torch.optim.Optimizer | None) -> None:

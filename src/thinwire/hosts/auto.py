@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.ddp import attach_gradients
 from thinwire.hosts.watch import Watch
+from thinwire.methods.adam import Adam
 from thinwire.methods.registry import parse_exchange
 from thinwire.net import frames
 from thinwire.net.costs import Link
@@ -25,6 +27,7 @@ from thinwire.net.link import Links
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import probe as probing
 from thinwire.predict.timeline import Compute
+from thinwire.sessions import frozen_adam
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.gradient import Session
@@ -73,7 +76,8 @@ class AutoSession(BaseSession):
 
     1. `STEPS` dense steps, in which the forward and the backward pass are timed.
     2. A probe of the link.
-    3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`) and broadcasts its choice.
+    3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`), with AdamW also with `adam` if
+       our table recommends it, and broadcasts its choice.
     4. All ranks switch to that method before the next training forward pass. Rank 0 logs the choice and why.
 
     From then on `method` is the chosen one and does not change. A checkpoint contains the choice, and a
@@ -137,7 +141,7 @@ class AutoSession(BaseSession):
                 self.rank_info.size,
                 cast(Link, self.link),
                 compute,
-                CANDIDATES,
+                candidates_for(self._options.optimizer),
                 optimizer=kind_of(self._options.optimizer),
             )
         except Exception as error:
@@ -205,6 +209,20 @@ class AutoSession(BaseSession):
         """Stop: remove all hooks and close the private groups. Call it on every rank."""
         self._stop_watching()
         self.session.detach()
+
+
+def candidates_for(optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """`CANDIDATES`, and for AdamW the methods with its momentum that our table recommends."""
+    from thinwire.predict.recommend import measured_exchanges
+
+    found: list[str] = list(CANDIDATES)
+    for text in measured_exchanges() if kind_of(optimizer) == "adaptive" else ():
+        method = parse_exchange(text)
+        if optimizer is not None and isinstance(method, Adam):
+            with suppress(ConfigError):  # not AdamW, or one whose steps it cannot take
+                frozen_adam.check(method, optimizer)
+                found.append(text)
+    return found
 
 
 def attach_auto(

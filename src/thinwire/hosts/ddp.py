@@ -62,6 +62,7 @@ def attach_gradients(
     dense_below: int,
     scaler: LossScale | None,
     optimizer: torch.optim.Optimizer | None,
+    inner_group: dist.ProcessGroup | None = None,
 ) -> Session:
     """Average a DDP model's gradients; the arguments are those of `thinwire.attach`."""
     if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -95,6 +96,7 @@ def attach_gradients(
         dense_below=dense_below,
         scaler=scaler,
         optimizer=optimizer,
+        inner_group=inner_group,
     )
     host = _DdpHost(session.engine, names, driver)
     if switch is None:

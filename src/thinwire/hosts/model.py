@@ -37,6 +37,7 @@ def attach_schedule(
     dense_below: int,
     scaler: LossScale | None,
     process_group: dist.ProcessGroup | None,
+    inner_group: dist.ProcessGroup | None,
     steps: int | None,
 ) -> PeriodicSession:
     """Synchronise the replicas after the optimizer steps that `method` asks for."""
@@ -50,7 +51,15 @@ def attach_schedule(
     if isinstance(model, DistributedDataParallel):
         process_group = process_group or cast(dist.ProcessGroup, model.process_group)
     module = bare(model)
-    session = PeriodicSession(module, method, optimizer, process_group, seed=seed, dense_below=dense_below)
+    session = PeriodicSession(
+        module,
+        method,
+        optimizer,
+        process_group,
+        seed=seed,
+        dense_below=dense_below,
+        inner_group=inner_group,
+    )
     if isinstance(model, DistributedDataParallel):
         session.on_detach(silence(model))
     session.on_detach(watch_optimizer(optimizer, session))

@@ -29,7 +29,8 @@ class Hierarchical(Exchange):
         outer: the method between hosts.
         inner: the mean inside a host: dense, or fp16 or bf16 for half of the bytes there.
         local: the number of ranks per host. Consecutive ranks share a host, and the last one may have fewer.
-            None takes LOCAL_WORLD_SIZE, which torchrun sets.
+            None takes LOCAL_WORLD_SIZE, which torchrun sets. For other hosts, give `attach` or `Session` the
+            process group of this rank's host, of equal size everywhere, as inner_group.
 
     Example:
         >>> import thinwire
@@ -83,8 +84,12 @@ class Hierarchical(Exchange):
     def rounding(self) -> float:
         return max(self.inner.rounding, self.outer.rounding)
 
-    def resolved(self) -> Exchange:
-        return replace(self, local=ranks_per_host(self.name, self.local))
+    def resolved(self, local: int | None = None) -> Exchange:
+        if local is not None and self.local not in (None, local):
+            raise ConfigError(
+                f"{self.name}: local={self.local}, and inner_group has {local} ranks: leave one of them out"
+            )
+        return replace(self, local=local or ranks_per_host(self.name, self.local))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         return self.outer.assign(slot, small=small)

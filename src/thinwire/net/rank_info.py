@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -37,6 +39,24 @@ class Hosts:
             hosts.setdefault(number // local, []).append(rank)
         (members,) = (host for host in hosts.values() if rank_info.rank in host)
         return Hosts(rank_info, local, tuple(members), tuple(host[0] for host in hosts.values()))
+
+    @staticmethod
+    def given(rank_info: RankInfo, groups: Sequence[tuple[int, ...]]) -> Hosts:
+        """`groups[r]` are the ranks that share a host with rank r, itself included, in ascending order."""
+        for rank, members in enumerate(groups):
+            if rank not in members or any(groups[other] != members for other in members):
+                raise ConfigError(
+                    f"inner_group of rank {rank} has the ranks {list(members)}, and that of others differs: "
+                    "give every rank the one group with the ranks of its host"
+                )
+        sizes = sorted({len(members) for members in groups})
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"inner_group has {' or '.join(map(str, sizes))} ranks, and every host must have as many as "
+                "the others: leave out ranks, or give hierarchical the same local=... on all ranks"
+            )
+        hosts = sorted(set(groups))
+        return Hosts(rank_info, sizes[0], groups[rank_info.rank], tuple(host[0] for host in hosts))
 
     @property
     def leads(self) -> bool:

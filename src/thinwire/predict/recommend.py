@@ -16,6 +16,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.registry import list_methods, parse, parse_exchange
 from thinwire.net.costs import Link
+from thinwire.predict import language
 from thinwire.predict.buckets import Shapes
 from thinwire.sessions.optimizer_checks import OptimizerKind, has_residual
 
@@ -79,10 +80,20 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def candidates() -> list[str]:
-    """Every method at its defaults, but for those that consist of other methods."""
+def candidates(optimizer: OptimizerKind = "plain SGD") -> list[str]:
+    """Every method at its defaults, but for those that consist of other methods.
+
+    For an adaptive optimizer also what our table of a transformer recommends, such as `adam`.
+    """
     methods = [cls() for cls in list_methods().values()]
-    return [str(method) for method in methods if not _made_of_others(method)]
+    found = [str(method) for method in methods if not _made_of_others(method)]
+    return list(dict.fromkeys([*found, *(measured_exchanges() if optimizer == "adaptive" else ())]))
+
+
+def measured_exchanges() -> list[str]:
+    """Methods for gradients or momenta that came close to dense with AdamW, on one level."""
+    found = {text: parse(text) for text in language.close()}
+    return [t for t, each in found.items() if isinstance(each, Exchange) and not each.traits.two_levels]
 
 
 def _made_of_others(method: Exchange) -> bool:
@@ -122,7 +133,7 @@ def make_plan(
         if text == "auto" or not isinstance(parse(text), Exchange):
             what = "chooses by a plan itself" if text == "auto" else "averages parameters, not gradients"
             raise ConfigError(f"a plan compares methods that average gradients: {text} {what}, leave it out")
-    asked = dict.fromkeys(["dense", *(str(parse_exchange(text)) for text in chosen or candidates())])
+    asked = dict.fromkeys(["dense", *(str(parse_exchange(text)) for text in chosen or candidates(optimizer))])
     profiles: dict[str, predict.Profile] = {}
     failed: dict[str, str] = {}
     for method in asked:
@@ -159,7 +170,7 @@ def make_plan(
             )
         )
     rows.sort(key=lambda row: row.step_seconds)
-    recommended, reasons = recommend(rows)
+    recommended, reasons = recommend(rows, optimizer)
     total = compute if isinstance(compute, int | float) else compute.seconds
     entries = sum(math.prod(shape) for shape in shapes.values())
     return Plan(tuple(rows), recommended, tuple(reasons), entries, workers, link, float(total), failed)
@@ -183,29 +194,44 @@ def kept_back(
     exchange = parse_exchange(method)
     traits = exchange.traits
     behind = proven().get(str(exchange))
+    # A measurement with AdamW says more than a rule, and than digits with SGD.
+    nats = language.behind().get(str(exchange)) if optimizer == "adaptive" else None
     reasons = {
         "replicas drift": not traits.consensus or exchange.reconcile_every is not None,
         "keeps the momentum itself": traits.optimizer == "no momentum",
         "needs AdamW": traits.optimizer == "Adam" and optimizer != "adaptive",
         "its rule is for plain SGD": traits.optimizer == "plain SGD" and optimizer != "plain SGD",
+        "behind dense with AdamW in our table": nats is not None and nats > language.CLOSE_ENOUGH,
         "what it sends late disturbs an adaptive optimizer": optimizer == "adaptive"
+        and nats is None
         and traits.optimizer != "Adam"
         and has_residual(exchange),
         "unproven in this form": exchange.warning is not None,
         "bytes vary with the gradients": own is not None and own.data_dependent,
-        "not in our table": behind is None,
-        "behind dense in our table": behind is not None and behind < -CLOSE_ENOUGH,
+        "not in our table": behind is None and nats is None,
+        "behind dense in our table": nats is None and behind is not None and behind < -CLOSE_ENOUGH,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def recommend(rows: Sequence[Row]) -> tuple[str, list[str]]:
-    """The fastest method that has proven itself, or dense if it is hardly slower."""
+def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tuple[str, list[str]]:
+    """The fastest method that has proven itself, or dense if it is hardly slower.
+
+    For an adaptive optimizer methods that were measured with AdamW come first.
+    """
     dense = next(row for row in rows if row.method == "dense")
     able = [row for row in rows if row.kept_back is None]
+    nats: Mapping[str, float] = language.behind() if optimizer == "adaptive" else {}
+    measured = [row for row in able if row.method in nats]
+    if any(row.speed_up >= WORTH_IT for row in measured):
+        able = measured
+
+    def quality(row: Row) -> float:
+        return -nats[row.method] if row.method in nats else proven()[row.method]
+
     fastest = min(able, key=lambda row: row.step_seconds)
     close = [row for row in able if row.step_seconds <= ABOUT_AS_FAST * fastest.step_seconds]
-    best = max(close, key=lambda row: (proven()[row.method], -row.step_seconds))
+    best = max(close, key=lambda row: (row.method in nats, quality(row), -row.step_seconds))
     if best.method == "dense" or best.speed_up < WORTH_IT:
         second = min((row for row in able if row is not dense), key=lambda r: r.step_seconds, default=None)
         reasons = ["on this link dense is best"]
@@ -216,13 +242,17 @@ def recommend(rows: Sequence[Row]) -> tuple[str, list[str]]:
                 f"a gain of less than {100 * (WORTH_IT - 1):.0f} % is not worth an approximation"
             )
         return "dense", reasons
+    differs = (
+        f"in our table of a transformer with AdamW its loss differs from dense's by {nats[best.method]:+.3f}"
+        if best.method in nats
+        else f"in our table its accuracy differs from dense's by {100 * proven()[best.method]:+.1f} points"
+    )
     reasons = [
         f"a step takes {duration(best.step_seconds)} instead of {duration(dense.step_seconds)}: "
         f"{best.speed_up:.1f} times faster",
         f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
         f"in {best.rounds:.3g} {'operation' if best.rounds == 1 else 'operations'}",
-        f"all replicas stay equal; in our table its accuracy differs from dense's by "
-        f"{100 * proven()[best.method]:+.1f} points",
+        f"all replicas stay equal; {differs}",
     ]
     if best.break_even.bandwidth is not None:
         reasons.append(f"it is faster than dense on links below {rate(best.break_even.bandwidth)}")

@@ -42,6 +42,7 @@ class BaseSession(ABC):
         rank_info: RankInfo | None,
         *,
         lanes: int = 1,
+        inner_group: dist.ProcessGroup | None = None,
         warnings: Sequence[str] = (),
     ) -> None:
         """Compile the kernels and join the group; with `rank_info` a driver runs this rank instead."""
@@ -49,7 +50,7 @@ class BaseSession(ABC):
         if rank_info is None:
             on_cpu = all(tensor.device.type == "cpu" for tensor in self.engine.parameters.values())
             prepare_for(exchanges if on_cpu else (), loud=dist.is_initialized() and dist.get_rank() == 0)
-            self.engine.open(process_group, lanes)
+            self.engine.open(process_group, lanes, inner_group)
         else:
             self.engine.place(rank_info)
         if self.engine.speaks:

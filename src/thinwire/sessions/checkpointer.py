@@ -19,6 +19,7 @@ from torch import nn
 
 from thinwire import log
 from thinwire.core import schema
+from thinwire.core.optimizer_state import SESSION
 from thinwire.errors import ConfigError, StateError, ThinwireError
 from thinwire.net import frames
 from thinwire.net.executor import ProcessGroupExecutor
@@ -186,7 +187,9 @@ class Checkpointer:
         state = {name: each for name, each in self._model.state_dict().items() if name not in self._held}
         found = {"model": checkpoint_file.copied(state, "model")}
         if self._optimizer is not None and not isinstance(self._session, PeriodicSession):
-            found["optimizer"] = checkpoint_file.copied(self._optimizer.state_dict(), "optimizer")
+            # The session's state is saved for every rank, also if the optimizer owns the session.
+            kept = {name: each for name, each in self._optimizer.state_dict().items() if name != SESSION}
+            found["optimizer"] = checkpoint_file.copied(kept, "optimizer")
         return found
 
     @property

@@ -48,6 +48,8 @@ class Session(BaseSession):
         optimizer: the optimizer in use. One with momentum is refused if the method has its own, and
             `reconcile` averages its state as well. `adam` takes steps of AdamW for it.
         lanes: the number of private process groups.
+        inner_group: for `hierarchical`: the process group of this rank's host, such as
+            `mesh["local"].get_group()`; None takes consecutive ranks.
         rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. No process
             group is used then, and the driver runs `engine.program`.
         link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
@@ -64,6 +66,7 @@ class Session(BaseSession):
         scaler: LossScale | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         lanes: int = 1,
+        inner_group: dist.ProcessGroup | None = None,
         rank_info: RankInfo | None = None,
         link: Link | None = None,
     ) -> None:
@@ -88,7 +91,7 @@ class Session(BaseSession):
             warnings.append(
                 f"replicas drift; their parameters are averaged, dense, every {self._reconcile_every} steps"
             )
-        self.start(process_group, rank_info, lanes=lanes, warnings=warnings)
+        self.start(process_group, rank_info, lanes=lanes, inner_group=inner_group, warnings=warnings)
         adam = next((exchange for exchange in exchanges if isinstance(exchange, Adam)), None)
         if adam is not None and optimizer is not None:
             self.on_detach(frozen_adam.install(adam, optimizer, self.engine))

@@ -16,7 +16,7 @@ from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import Block, cut
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
 from thinwire.core.agreement import EVERY, digest_of
-from thinwire.core.channel import Channel, Program, mark_of, together
+from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
 from thinwire.core.shards import is_first_shard, is_sharded, local, named_shards
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
@@ -28,6 +28,7 @@ from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import periodic_checkpoint
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.first_rank import from_first_rank
 from thinwire.sessions.replicas import Replicas
 
 
@@ -47,6 +48,8 @@ class PeriodicSession(BaseSession):
         process_group: the ranks to synchronise with; None is the default group.
         seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
+        inner_group: for `hierarchical`: the process group of this rank's host, such as
+            `mesh["local"].get_group()`; None takes consecutive ranks.
         rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. The models
             must be equal at the start; the driver runs the programs of `advance` and `sync_program`.
         link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
@@ -64,6 +67,7 @@ class PeriodicSession(BaseSession):
         *,
         seed: int = 0,
         dense_below: int = 1024,
+        inner_group: dist.ProcessGroup | None = None,
         rank_info: RankInfo | None = None,
         link: Link | None = None,
     ) -> None:
@@ -102,7 +106,7 @@ class PeriodicSession(BaseSession):
         self._lanes: Lanes | None = None
         self._failure: Exception | None = None
         self._announced = False
-        self.start(process_group, rank_info)
+        self.start(process_group, rank_info, inner_group=inner_group)
         for fragment in self.fragments:
             self.engine.make_states(fragment.layouts)
         if self.engine.executors:
@@ -115,18 +119,13 @@ class PeriodicSession(BaseSession):
     def _begin(self) -> None:
         """Compare the settings that the engine does not know, and start from rank 0's model, as DDP does."""
         self.engine.agree(self.describe())
-        self.run(self._broadcast_model())
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        self.run(from_first_rank(tensors, self.rank_info, self.engine.link))
         for block in self.blocks:
             block.set_anchor()
         self.meter.reset()
         if self.method.delay:
             self._lanes = Lanes(self.engine.executors, overlap=True, outlast_steps=True)
-
-    async def _broadcast_model(self) -> None:
-        for tensors in _portions([*self._model.parameters(), *self._model.buffers()]):
-            ch = Channel(self.rank_info, step=0, seed=0, key="", device=tensors[0].device)
-            task, mark = _from_first_rank(tensors, ch), mark_of("thinwire model")
-            await together([task], self.rank_info, step=0, mark=mark, link=self.engine.link)
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -508,26 +507,3 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:
     return [name, list(local(tensor).shape), str(tensor.dtype).removeprefix("torch.")]
-
-
-PORTION_BYTES = 64 * 2**20
-
-
-def _portions(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Lists of tensors on one device, of about one portion each; empty tensors are omitted."""
-    portions: list[list[torch.Tensor]] = []
-    room = 0
-    for tensor in map(local, tensors):
-        if not tensor.numel():
-            continue
-        if room < _bytes(tensor) or portions[-1][0].device != tensor.device:
-            portions.append([])
-            room = PORTION_BYTES
-        portions[-1].append(tensor.detach())
-        room -= _bytes(tensor)
-    return portions
-
-
-async def _from_first_rank(tensors: Sequence[torch.Tensor], ch: Channel) -> None:
-    for tensor, values in zip(tensors, await ch.broadcast(tensors, 0), strict=True):
-        tensor.copy_(values.view(tensor.shape))

@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -59,6 +59,10 @@ def plan(
         str,
         typer.Option(help="The time of a step on one worker, such as 50ms; 0s compares communication only."),
     ] = "0s",
+    optimizer: Annotated[
+        Literal["sgd", "adamw"] | None,
+        typer.Option(help="Yours: with AdamW other methods train well. Default: sgd, or the script's own."),
+    ] = None,
     methods: Methods = None,
     as_json: AsJson = False,
 ) -> None:
@@ -72,21 +76,26 @@ def plan(
 
         own = own_script(script, arguments, module=module)
         if own is not None:
-            if model or parameters or shapes or step_time != "0s" or probe:
+            if model or parameters or shapes or step_time != "0s" or probe or optimizer is not None:
                 raise ConfigError(
                     "the script says what the model is and how long a step takes: leave out "
-                    "--model, --parameters, --shapes, --step-time and --probe"
+                    "--model, --parameters, --shapes, --step-time, --optimizer and --probe"
                 )
             trained = _of_script(own)
         else:
-            trained = Trained(_shapes(model, parameters, shapes), planning.seconds_of(step_time))
+            kind = "adaptive" if optimizer == "adamw" else "plain SGD"
+            trained = Trained(
+                _shapes(model, parameters, shapes), planning.seconds_of(step_time), optimizer=kind
+            )
         if probe:
             measured, workers, rank = _probed()
             if rank != 0:
                 return
         else:
             measured = _given(link)
-        asked = [part for text in methods or () for part in split(text)] or planning.candidates()
+        asked = [part for text in methods or () for part in split(text)] or planning.candidates(
+            trained.optimizer
+        )
         with progress(len(asked) + 1) as advance:
             made = planning.make_plan(
                 trained.shapes,

@@ -163,7 +163,9 @@ class Run(Record, frozen=True, kw_only=True):
     wait_seconds: Amount = 0.0
     """Inside operations on the network. May overlap with compute."""
     sent: Count
-    """Bytes through the interface, per worker, in all steps."""
+    """Bytes through the interface, per worker, in all steps; with `hierarchical` those of a leader."""
+    sent_inside: Count = 0
+    """Bytes to other workers of the same host, in all steps; only `hierarchical` tells them apart."""
     received: Count
     rounds: Amount = 0.0
     """Operations per step."""
@@ -214,6 +216,11 @@ class Records(msgspec.Struct, frozen=True):
         seen = [name for row in self.values for name in row.values]
         first = [self.setting.measure] if self.setting.measure in seen else []
         return list(dict.fromkeys([*first, *seen]))
+
+    @property
+    def has_inside(self) -> bool:
+        """Whether a method told bytes inside a host from those between hosts."""
+        return any(run.sent_inside for run in self.runs)
 
     def runs_of(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.method == method]

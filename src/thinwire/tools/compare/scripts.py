@@ -149,6 +149,7 @@ def _costs(ended: Ended) -> dict[str, Any]:
         "compress_seconds": sum(one.compress_seconds_per_step * one.steps for one in models) / steps,
         "wait_seconds": waited,
         "rounds": sum(one.rounds for one in models) / steps,
+        "sent_inside": sum(one.sent_inside_bytes for one in models),
         "payload": sum(one.payload_bytes + one.overhead_bytes for one in models) / steps,
         "layers": layers,
         "chosen": " and ".join(dict.fromkeys(chosen)) or None,

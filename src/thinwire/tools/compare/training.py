@@ -167,6 +167,7 @@ def _method_costs(trainer: Trainer, steps: int, waited: float) -> dict[str, Any]
         "compress_seconds": meter.work_seconds / steps,
         "wait_seconds": meter.network_seconds / steps,
         "rounds": total.operations / steps,
+        "sent_inside": meter.inside.sent_bytes,
         "payload": payload,
         "layers": {} if session is None else payload_by_parameter(session.engine, payload),
     }

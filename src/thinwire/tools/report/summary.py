@@ -27,7 +27,7 @@ _ENDED = (
     "target_seconds",
     "interface_sent",
 )
-_COUNTED = ("sent", "received", "target_sent")
+_COUNTED = ("sent", "sent_inside", "received", "target_sent")
 _METERED = ("rounds", "payload")
 
 
@@ -67,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     compress_seconds: Spread | None
     wait_seconds: Spread | None
     sent: Spread | None
+    sent_inside: Spread | None
     received: Spread | None
     rounds: Spread | None
     payload: Spread | None

@@ -13,13 +13,19 @@ from thinwire.tools.report.words import measure_text, worse_text
 def header(records: Records) -> tuple[str, ...]:
     """With a target there are two columns more, and fewer details: the table fits into 100 columns.
 
+    "inside" are bytes to workers of the same host, which do not pass its link; only with `hierarchical`.
     A script has its own values, and gives up rounds and compression for them.
     """
     setting = records.setting
-    costs = ("sent", "rounds", "compress") if setting.target is None else ("steps", "time", "sent")
+    inside = ("inside",) if records.has_inside else ()
+    costs = (
+        ("sent", *inside, "rounds", "compress")
+        if setting.target is None
+        else ("steps", "time", "sent", *inside)
+    )
     gain = ("speed-up",) if setting.baseline else ()
     if setting.script is not None:
-        return ("method", *records.names, "sent", "wait", "step", *gain)
+        return ("method", *records.names, "sent", *inside, "wait", "step", *gain)
     return ("method", setting.measure, *costs, "wait", "step", *gain)
 
 
@@ -49,16 +55,20 @@ def _cells(one: Summary, records: Records) -> tuple[str, ...]:
         return units.data(count / max(steps, 1.0))
 
     name = f"{one.method}: {' or '.join(one.chosen)}" if one.chosen else one.method
-    target = (show(one.target_step, units.whole), show(one.target_seconds), show(one.sent, per_step))
-    details = (
+    sent = (
         show(one.sent, per_step),
+        *((show(one.sent_inside, per_step),) if records.has_inside else ()),
+    )
+    target = (show(one.target_step, units.whole), show(one.target_seconds), *sent)
+    details = (
+        *sent,
         show(one.rounds, "{:.2g}".format),
         show(one.compress_seconds),
     )
     results = (show(one.measure, lambda value: measure_text(value, setting)),)
     if setting.script is not None:
         results = tuple(show(one.values.get(each), units.digits) for each in records.names)
-        details = details[:1]
+        details = sent
     return (
         f"{name} (failed)" if one.failures else name,
         *results,

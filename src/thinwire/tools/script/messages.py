@@ -79,6 +79,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: Count
     sent_bytes: Count
     received_bytes: Count
+    sent_inside_bytes: Count = 0
+    """To other workers of the same host, with `hierarchical`."""
     ratio_to_dense: Amount
     """Payload as a part of that of uncompressed steps."""
     wait_seconds_per_step: Amount

@@ -206,6 +206,7 @@ def _report(name: str, one: Attached, steps: int, several: bool) -> ModelReport:
         overhead_bytes=total.overhead_bytes,
         sent_bytes=total.sent_bytes,
         received_bytes=total.received_bytes,
+        sent_inside_bytes=meter.inside.sent_bytes,
         ratio_to_dense=total.payload_bytes / max(steps * dense, 1),
         wait_seconds_per_step=meter.network_seconds / max(steps, 1),
         compress_seconds_per_step=meter.work_seconds / max(steps, 1),

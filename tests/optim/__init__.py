@@ -1,0 +1,1 @@
+"""Optimizers of ours on real gloo processes."""
