@@ -403,7 +403,15 @@ class _Rounds:
         longest: Sequence[int] | None,
         source: int,
     ) -> list[torch.Tensor]:
-        return frames.unpack(frame, parts, step=self.step, mark=self.mark, longest=longest, source=source)
+        return frames.unpack(
+            frame,
+            parts,
+            step=self.step,
+            mark=self.mark,
+            longest=longest,
+            source=source,
+            own=source == self.rank_info.rank,
+        )
 
     async def _gather_frames(
         self, frame: torch.Tensor, payload: int, limit: int | None

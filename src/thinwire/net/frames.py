@@ -23,6 +23,8 @@ _WHOSE = struct.Struct("<BBHI")  # magic, version, mark, step
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _WHOSE.size + _CHECKSUM.size
 _LIMIT = 2**32
+_BLOCK_BYTES = 2**18
+"""So much of a frame is copied at a time, and added to its checksum while it is in the cache."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +137,30 @@ def memory_of(buffer: torch.Tensor) -> memoryview:
     return cast(Any, buffer.cpu().numpy()).data
 
 
-def _checksum(frame: memoryview) -> int:
+class Checksum:
     """XXH3 of everything behind the header; the first word of the header is its seed."""
-    (whose,) = _CHECKSUM.unpack_from(frame)
-    return xxhash.xxh3_64_intdigest(frame[HEADER_BYTES:], whose)
+
+    def __init__(self, frame: memoryview) -> None:
+        self._sum = xxhash.xxh3_64(seed=_CHECKSUM.unpack_from(frame)[0])
+
+    def add(self, block: memoryview) -> None:
+        self._sum.update(block)
+
+    def write(self, frame: memoryview) -> None:
+        """Write it into the header of the frame."""
+        _CHECKSUM.pack_into(frame, _WHOSE.size, self._sum.intdigest())
+
+    def is_right(self, frame: memoryview) -> bool:
+        """Whether the header of the frame has it."""
+        return _CHECKSUM.unpack_from(frame, _WHOSE.size)[0] == self._sum.intdigest()
 
 
 def seal(frame: torch.Tensor) -> None:
     """Write the checksum of a frame into its header."""
     memory = memory_of(frame)
-    _CHECKSUM.pack_into(memory, _WHOSE.size, _checksum(memory))
+    checksum = Checksum(memory)
+    checksum.add(memory[HEADER_BYTES:])
+    checksum.write(memory)
     if frame.device.type != "cpu":
         frame[:HEADER_BYTES] = torch.frombuffer(memory[:HEADER_BYTES], dtype=torch.uint8)
 
@@ -162,17 +178,26 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     if ragged:
         struct.pack_into(f"<{len(parts)}I", head, HEADER_BYTES, *(part.numel() for part in parts))
     buffer[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
-    position = len(head)
+    memory = memory_of(buffer)  # a copy on other devices, which are sealed at the end
+    checksum, on_cpu = Checksum(memory), device.type == "cpu"
+    position, summed = len(head), HEADER_BYTES
     for index in _order(parts):
-        raw = as_bytes(parts[index])
-        buffer[position : position + raw.numel()] = raw
-        position += raw.numel()
+        for piece in as_bytes(parts[index]).split(_BLOCK_BYTES):
+            buffer[position : position + piece.numel()] = piece
+            position += piece.numel()
+            if on_cpu:
+                checksum.add(memory[summed:position])
+                summed = position
     buffer[position:] = 0
-    seal(buffer)
+    if not on_cpu:
+        seal(buffer)
+        return buffer
+    checksum.add(memory[summed:])
+    checksum.write(memory)
     return buffer
 
 
-def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, where: str) -> None:
+def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, own: bool, where: str) -> None:
     if len(memory) < HEADER_BYTES:
         raise PayloadError(f"{where} has {len(memory)} bytes, less than a header of {HEADER_BYTES}")
     magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
@@ -180,8 +205,11 @@ def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, where:
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
     if version & ~RAGGED != VERSION:
         raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
-    if _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] != _checksum(memory):
-        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
+    if not own:
+        checksum = Checksum(memory)
+        checksum.add(memory[HEADER_BYTES:])
+        if not checksum.is_right(memory):
+            raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
     if bool(version & RAGGED) != ragged:
         raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
     if its_step != step % _LIMIT:
@@ -204,17 +232,19 @@ def unpack(
     mark: int,
     longest: Sequence[int] | None,
     source: int,
+    own: bool = False,
 ) -> list[torch.Tensor]:
     """The parts in a frame, as flat views into it. `templates` give the dtypes.
 
-    They give the lengths as well, unless `longest` has the largest length that each part may have.
+    They give the lengths as well, unless `longest` has the largest length that each part may have. The
+    checksum of this rank's `own` frame is not computed again: it has not been on the wire.
 
     Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
     that lie inside the frame or a `PayloadError`.
     """
     memory = memory_of(frame)
     where = f"payload from rank {source}"
-    _check_header(memory, step, mark, longest is not None, where)
+    _check_header(memory, step, mark, longest is not None, own, where)
     table = _table_bytes(len(templates), longest is not None)
     body = frame.numel() - HEADER_BYTES
     if longest is None:
