@@ -60,9 +60,10 @@ class SLAQ(QuantisedLazy):
     def follow(self, x: torch.Tensor, state: LazyState, ch: Channel) -> None:
         if self.allowance is not None:
             return
-        gradient, counts = x.float() / ch.context.scale, Counts.of(state.counts)
+        scale, counts = ch.context.scale, Counts.of(state.counts)
+        gradient = x.float() if scale == 1 else x.float() / scale
         if counts.uploads > 1 or counts.silence:  # before that there is no last gradient
-            squared = squared_norm(gradient - state.anchor)
+            squared = squared_norm(state.anchor.sub_(gradient))
             noise = MEMORY * counts.noise + (1 - MEMORY) * squared if counts.noise else squared
             counts._replace(noise=noise).write(state.counts)
         state.anchor.copy_(gradient)

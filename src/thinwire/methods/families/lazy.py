@@ -414,7 +414,7 @@ def entries(layout: Layout) -> tuple[int, ...]:
 
 
 def squared_norm(x: torch.Tensor) -> float:
-    return float(x.double().square().sum())
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
 def _split(flat: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
