@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run style types lint check quick test test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
+.PHONY: setup run style types lint check quick test two-at-a-time test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -30,15 +30,18 @@ check: style
 	$(MAKE) --no-print-directory -j2 types quick
 
 quick: setup
-	$(BIN)/pytest -n 2 -m quick
+	$(BIN)/pytest -n 2 --dist worksteal -m quick
 
 # Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
 BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/failures/test_culprits.py \
 	tests/failures/test_checkpointer.py tests/predict/test_probe.py tests/chaos tests/lab tests/net/test_links.py
 
-test: lint
-	$(BIN)/pytest -n 2 $(BY_THE_CLOCK:%=--ignore=%)
+test: style
+	$(MAKE) --no-print-directory -j2 types two-at-a-time
 	$(BIN)/pytest $(BY_THE_CLOCK)
+
+two-at-a-time: setup
+	$(BIN)/pytest -n 2 --dist worksteal $(BY_THE_CLOCK:%=--ignore=%)
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800
@@ -47,7 +50,7 @@ test-slow: setup
 coverage: setup
 	$(BIN)/pytest -n 2 --cov=thinwire --cov-report=term:skip-covered $(BY_THE_CLOCK:%=--ignore=%)
 
-# Breaks the source in some twenty places, one at a time, and shows which test notices.
+# Breaks the source in some forty places, one at a time, and shows which test notices.
 mutants: setup
 	$(BIN)/python -m tests.mutants
 

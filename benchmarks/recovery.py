@@ -97,6 +97,7 @@ def command(
     steps: Annotated[int, typer.Option(min=4, help="Training steps of each run.")] = 24,
     rows: Annotated[int, typer.Option(help="Rows of the table.")] = 5,
     candidates: Annotated[int, typer.Option(min=1, help="P.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, batches and hash functions.")] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """What `sketched` recovers at equal bytes, by the columns of its table."""
@@ -109,7 +110,7 @@ def command(
         for case in cases:
             load(case.spec(data))
     with measuring(len(cases) * len(BUDGETS) * len(COLUMNS)) as progress:
-        found = run(cases, data, steps, rows, candidates, progress=progress)
+        found = run(cases, data, steps, rows, candidates, seed=seed, progress=progress)
     show(
         f"what is recovered in {steps} steps, {rows} rows, P = {candidates}",
         found,
@@ -160,6 +161,7 @@ def run(
     rows: int = 5,
     candidates: int = 4,
     budgets: Sequence[float] = BUDGETS,
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Row]:
     found: list[Row] = []
@@ -168,16 +170,23 @@ def run(
             for columns in COLUMNS:
                 if progress is not None:
                     progress(f"{case.model} {case.data} {budget:g} {columns:g} k")
-                found.append(measure(case, folder, steps, budget, columns, rows, candidates))
+                found.append(measure(case, folder, steps, budget, columns, rows, candidates, seed))
     return found
 
 
 def measure(
-    case: Case, folder: Path | None, steps: int, budget: float, columns: float, rows: int, candidates: int
+    case: Case,
+    folder: Path | None,
+    steps: int,
+    budget: float,
+    columns: float,
+    rows: int,
+    candidates: int,
+    seed: int,
 ) -> Row:
     """Train with one split of one budget."""
     data = load(case.spec(folder))
-    model = build(case.model, data, 0)
+    model = build(case.model, data, seed)
     parameters = dict(model.named_parameters())
     n = sum(parameter.numel() for parameter in parameters.values())
     k = max(1, int(budget * n / (rows * columns + candidates)))
@@ -187,9 +196,9 @@ def measure(
         raise ConfigError(f"a budget of {budget:g} is not smaller than the gradient itself")
     optimizer = torch.optim.SGD(parameters.values(), lr=case.rate)
     session = Session(
-        parameters.items(), method, rank_info=RankInfo(0, 1), dense_below=0, optimizer=optimizer
+        parameters.items(), method, rank_info=RankInfo(0, 1), dense_below=0, optimizer=optimizer, seed=seed
     )
-    network, order = Lockstep(1), torch.Generator().manual_seed(1)
+    network, order = Lockstep(1), torch.Generator().manual_seed(1 + seed)
     recovered: list[tuple[float, float, float]] = []
     losses: list[float] = []
     for number in range(steps):

@@ -65,14 +65,14 @@ def test_the_default_is_among_the_measured_splits() -> None:
 
 
 def test_a_budget_is_kept_and_columns_find_more() -> None:
-    few, many = (measure(DIGITS, None, 6, 0.1, columns, 5, 4) for columns in (0.25, 2.0))
+    few, many = (measure(DIGITS, None, 6, 0.1, columns, 5, 4, 0) for columns in (0.25, 2.0))
     for row in (few, many):
         assert 5 * row.cols + 4 * row.k == pytest.approx(0.1 * 85_002, rel=0.01)
         assert 0 < row.found < row.kept < 1
         assert 0 < row.sent < 1
     assert many.kept > few.kept
     with pytest.raises(ConfigError, match="not smaller"):
-        measure(DIGITS, None, 6, 1.5, 1.0, 5, 4)
+        measure(DIGITS, None, 6, 1.5, 1.0, 5, 4, 0)
 
 
 def test_the_command_names_what_it_chose_on_and_the_default(

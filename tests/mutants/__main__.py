@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
+AT_ONCE = 2
 
 
 def main(names: list[str]) -> int:
@@ -26,15 +28,18 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"there is no mutant {', '.join(sorted(unknown))}")
         return 2
-    survivors = 0
-    for mutant in chosen:
-        begin = time.monotonic()
-        caught = catcher(mutant)
-        survivors += caught is None
-        seconds = time.monotonic() - begin
-        print(f"{mutant.name:<40} {caught or 'SURVIVED'}  ({seconds:.0f} s)", flush=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        survivors = sum(pool.map(survives, chosen))
     print(f"{len(chosen) - survivors} of {len(chosen)} mutants caught")
     return int(survivors > 0)
+
+
+def survives(mutant: Mutant) -> bool:
+    begin = time.monotonic()
+    caught = catcher(mutant)
+    seconds = time.monotonic() - begin
+    print(f"{mutant.name:<40} {caught or 'SURVIVED'}  ({seconds:.0f} s)", flush=True)
+    return caught is None
 
 
 def catcher(mutant: Mutant) -> str | None:

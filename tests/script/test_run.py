@@ -141,7 +141,7 @@ def test_amp_with_a_scaler_and_compile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "steps", "expected"),
-    [("pqasgd(every=2)", 4, "pqasgd"), ("auto", 8, "auto: ")],
+    [("pqasgd(every=2)", 4, "pqasgd"), pytest.param("auto", 8, "auto: ", marks=pytest.mark.slow)],
 )
 def test_other_kinds_of_methods(method: str, steps: int, expected: str, tmp_path: Path) -> None:
     source = PLAIN.replace("train(model, optimizer)", f"train(model, optimizer, {steps})")
@@ -198,7 +198,7 @@ def test_a_failing_worker_ends_all_with_its_traceback_last_and_its_code(tmp_path
     [
         ("sys.exit(7)", 7, "worker 1 left with exit code 7"),
         pytest.param("sys.exit('enough')", 1, "enough", marks=pytest.mark.slow),
-        ("os.kill(os.getpid(), 9)", 137, "exit code 137"),
+        pytest.param("os.kill(os.getpid(), 9)", 137, "exit code 137", marks=pytest.mark.slow),
         pytest.param("os._exit(5)", 5, "exit code 5", marks=pytest.mark.slow),
     ],
 )

@@ -73,7 +73,7 @@ class ProcessGroupExecutor:
             level.label = self.label
             return level.execute(op.op)
         begin = time.perf_counter()
-        with _noted(self._liveness, op.name, self.label):
+        with _Noted(self._liveness, op.name, self.label):
             try:
                 end = self._barrier(op)
                 answer, cost, length = self._perform(op)
@@ -110,7 +110,7 @@ class ProcessGroupExecutor:
         begin = time.perf_counter()
         liveness, meter, rank_info, label = self._liveness, self.meter, self.rank_info, self.label
         cost_of_this = self._cost_of
-        under_way = _noted(liveness, op.name, label)
+        under_way = _Noted(liveness, op.name, label)
 
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
             with under_way:
@@ -130,7 +130,7 @@ class ProcessGroupExecutor:
     ) -> torch.futures.Future[Any]:
         """The same on threads of the throttle: a thread of the group must not wait for a link."""
         begin, label = time.perf_counter(), self.label
-        under_way = _noted(self._liveness, op.name, label)
+        under_way = _Noted(self._liveness, op.name, label)
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def carry_out() -> tuple[float, Callable[[], None]]:
@@ -244,13 +244,20 @@ class ProcessGroupExecutor:
                 return list(torch.split(arrived, list(op.receive))), cost, length
 
 
-def _noted(liveness: Liveness, operation: str, of: str) -> contextlib.ExitStack:
-    """Note an operation that begins now. The `with` block in which it ends may be in another thread."""
-    mark = object()
-    liveness.under_way[mark] = (operation, of, time.monotonic())
-    ended = contextlib.ExitStack()
-    ended.callback(liveness.under_way.pop, mark)
-    return ended
+class _Noted:
+    """An operation that begins now. The `with` block in which it ends may be in another thread."""
+
+    __slots__ = ("_under_way",)
+
+    def __init__(self, liveness: Liveness, operation: str, of: str) -> None:
+        self._under_way = liveness.under_way
+        self._under_way[self] = (operation, of, time.monotonic())
+
+    def __enter__(self) -> None:
+        """It has begun already."""
+
+    def __exit__(self, *_: object) -> None:
+        del self._under_way[self]
 
 
 def _all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> Any:
