@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, momentum
-from thinwire.methods.dense import Dense
 from thinwire.methods.efsign import EFSign
 from thinwire.methods.families.wrapped import Around, Wrapping
+from thinwire.methods.half import BF16
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Adam(Around):
     With v frozen a step is linear in m, so error feedback works as under SGD. With `efsign` this is 1-bit
     Adam. Give `torch.optim.AdamW` to `attach(..., optimizer=...)`: after the warm-up `.grad` holds m, also
     when you clip it, and the session takes the frozen step inside `optimizer.step()`. Entries without a
-    gradient in the warm-up (v = 0) do not move until v is refreshed. Small tensors have an exact mean of m.
+    gradient in the warm-up (v = 0) do not move until v is refreshed. Small tensors send m in 16 bits.
 
     Args:
         exchange: the method for the momentum, with error feedback or unbiased.
@@ -70,7 +70,7 @@ class Adam(Around):
         return AdamState(torch.zeros(layout.numel, device=layout.device), inner=self.exchange.init(layout))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange:
-        return replace(self, exchange=self.exchange.assign(slot, small=small) or Dense())
+        return replace(self, exchange=self.exchange.assign(slot, small=small) or BF16())
 
     def is_exact(self, step: int) -> bool:
         """Whether the gradients of this step are averaged exactly, and v is updated with their mean."""
