@@ -59,7 +59,7 @@ class Stopwatch:
             plain(checksum, block)
             self._times.append(time.perf_counter() - began)
 
-        frames.Checksum.add = timed
+        frames.Checksum.add = timed  # pyright: ignore[reportAttributeAccessIssue]
 
     def of(self, step: Callable[[], object]) -> tuple[float, float, int]:
         """The seconds of a step, those of its checksums, and their number."""

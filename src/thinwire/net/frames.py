@@ -182,7 +182,7 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     checksum, on_cpu = Checksum(memory), device.type == "cpu"
     position, summed = len(head), HEADER_BYTES
     for index in _order(parts):
-        for piece in as_bytes(parts[index]).split(_BLOCK_BYTES):
+        for piece in cast("Sequence[torch.Tensor]", as_bytes(parts[index]).split(_BLOCK_BYTES)):
             buffer[position : position + piece.numel()] = piece
             position += piece.numel()
             if on_cpu:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -414,7 +414,8 @@ def entries(layout: Layout) -> tuple[int, ...]:
 
 
 def squared_norm(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    norm: torch.Tensor = cast(Any, torch.linalg).vector_norm(x, dtype=torch.float64)
+    return float(norm) ** 2
 
 
 def _split(flat: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
