@@ -83,8 +83,8 @@ def test_checksums_are_a_share_of_a_step(tmp_path: Path) -> None:
         (step, method) for step in (checksums.ALONE, checksums.DDP) for method in methods
     ]
     for dense, topk in (rows[:2], rows[2:]):
-        assert dense["checksums"] == dense["percent"] == 0, "a mean has no frame"
-        assert topk["checksums"] >= 1
+        assert dense["blocks"] == dense["percent"] == 0, "a mean has no frame"
+        assert topk["blocks"] >= 1
         assert 0 < topk["percent"] < 100
 
 

@@ -29,8 +29,14 @@ VARIABLE = "LOCAL_WORLD_SIZE"
 """Where torchrun says how many ranks a host has."""
 
 
-def ranks_per_host(method: str, local: int | None) -> int:
-    """`local` if it is given, otherwise what the launcher says."""
+def ranks_per_host(method: str, local: int | None, in_group: int | None = None) -> int:
+    """Those of the host's process group or `local`, if one is given, otherwise what the launcher says."""
+    if in_group is not None:
+        if local not in (None, in_group):
+            raise ConfigError(
+                f"{method}: local={local}, and inner_group has {in_group} ranks: leave one of them out"
+            )
+        return in_group
     given = os.environ.get(VARIABLE, "")
     if local is None and (not given.isdecimal() or int(given) < 1):
         what = f"{VARIABLE} is {given!r}" if given else f"{VARIABLE} is not set"

@@ -47,23 +47,19 @@ class GroupRanks:
         if self.size == 1:
             return
         said = self._hear(moment)
+        problem = _problem(said)
+        if problem is not None:
+            self._heard(moment)
+            raise problem
         while len(self._said) > 1:  # all ranks have heard the ones before
             self._store.delete_key(self._said.pop(0))
-        failed = [str(rank) for rank, settings in enumerate(said) if settings is None]
-        if failed:
-            raise PeerError(f"rank {', '.join(failed)} of this replica group has failed")
-        described = [cast("dict[str, Any]", one) for one in said]
-        if any(one.get(MODEL) != described[0].get(MODEL) for one in described):
-            raise DisagreementError(
-                "the ranks of this replica group have different models. Begin with the same seed in all "
-                "groups, and average the gradients inside of each: wrap the model in "
-                "DistributedDataParallel, or shard it with fully_shard, over the ranks of the group"
-            )
-        difference = first_difference(described, range(self.size))
-        if difference:
-            raise DisagreementError(
-                f"the ranks of this replica group disagree on {difference}; set them up alike"
-            )
+
+    def _heard(self, moment: str) -> None:
+        """All ranks are about to raise: rank 0, with whose process the store may end, is the last."""
+        keys = [f"{self._key(moment, rank)}/heard" for rank in range(self.size)]
+        self._store.set(keys[self.rank], "")
+        if self.rank == 0:
+            until(lambda: bool(self._store.check(keys)), self._timeout)
 
     def _hear(self, moment: str) -> Sequence[Mapping[str, Any] | None]:
         keys = [self._key(moment, rank) for rank in range(self.size)]
@@ -74,3 +70,23 @@ class GroupRanks:
 
     def _key(self, moment: str, rank: int) -> str:
         return f"thinwire/ranks/{moment}/{rank}"
+
+
+def _problem(said: Sequence[Mapping[str, Any] | None]) -> Exception | None:
+    """What is wrong with what the ranks have said."""
+    failed = [str(rank) for rank, settings in enumerate(said) if settings is None]
+    if failed:
+        return PeerError(f"rank {', '.join(failed)} of this replica group has failed")
+    described = [cast("dict[str, Any]", one) for one in said]
+    if any(one.get(MODEL) != described[0].get(MODEL) for one in described):
+        return DisagreementError(
+            "the ranks of this replica group have different models. Begin with the same seed in all "
+            "groups, and average the gradients inside of each: wrap the model in "
+            "DistributedDataParallel, or shard it with fully_shard, over the ranks of the group"
+        )
+    difference = first_difference(described, range(len(said)))
+    if difference:
+        return DisagreementError(
+            f"the ranks of this replica group disagree on {difference}; set them up alike"
+        )
+    return None

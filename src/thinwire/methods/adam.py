@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, momentum
+from thinwire.methods.dense import Dense
 from thinwire.methods.efsign import EFSign
 from thinwire.methods.families.wrapped import Around, Wrapping
 from thinwire.methods.half import BF16
@@ -43,8 +44,7 @@ class Adam(Around):
     name = "adam"
     use_when = """You train with AdamW over a slow link: with signs (3 % of the bytes) it stays close to
     `dense`, where sparse and sign methods on gradients do not."""
-    avoid_when = """The run is short: the warm-up sends all bytes of `dense`. Or the size of the gradients
-    still changes much after it."""
+    avoid_when = "The run is short: the warm-up sends all bytes of `dense`. Or gradients still grow after it."
     formula_note = "the bytes of its exchange, after the exact steps"
     rounds_per_step = "1 (a mean) in exact steps, otherwise those of the exchange"
     compute = "two passes for m, and the exchange's"
@@ -70,7 +70,8 @@ class Adam(Around):
         return AdamState(torch.zeros(layout.numel, device=layout.device), inner=self.exchange.init(layout))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange:
-        return replace(self, exchange=self.exchange.assign(slot, small=small) or BF16())
+        fallback = BF16() if small else Dense()
+        return replace(self, exchange=self.exchange.assign(slot, small=small) or fallback)
 
     def is_exact(self, step: int) -> bool:
         """Whether the gradients of this step are averaged exactly, and v is updated with their mean."""

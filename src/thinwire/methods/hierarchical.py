@@ -42,9 +42,8 @@ class Hierarchical(Exchange):
     family = "combining"
     use_when = """Hosts have several workers each, with fast links inside a host and slow ones between hosts:
     the slow link carries one payload per host instead of one per worker."""
-    avoid_when = """Every host has one worker, or there is only one host: take the outer method or `dense`.
-    FSDP2 and torchft refuse it: they have groups of their own. Methods that let replicas drift (`a2sgd`) or
-    need second gradients (`lasg`) are refused as `outer`."""
+    avoid_when = """Every host has one worker, or there is only one host. FSDP2 and torchft refuse it. Methods
+    that let replicas drift (`a2sgd`) or need second gradients (`lasg`) are refused as `outer`."""
     formula = ""
     formula_note = "the bytes of its outer method, once per host"
     rounds_per_step = "those of the outer method, and 2 inside each host (a mean and a broadcast)"
@@ -85,11 +84,7 @@ class Hierarchical(Exchange):
         return max(self.inner.rounding, self.outer.rounding)
 
     def resolved(self, local: int | None = None) -> Exchange:
-        if local is not None and self.local not in (None, local):
-            raise ConfigError(
-                f"{self.name}: local={self.local}, and inner_group has {local} ranks: leave one of them out"
-            )
-        return replace(self, local=local or ranks_per_host(self.name, self.local))
+        return replace(self, local=ranks_per_host(self.name, self.local, local))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange | None:
         return self.outer.assign(slot, small=small)
