@@ -14,6 +14,7 @@ import argparse
 import copy
 import io
 import math
+import os
 import random
 import tempfile
 from collections import Counter
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "2")  # for `hierarchical` with its default options
     for method in METHODS + SCHEDULES:
         intact(method)
     kinds = Counter(trial(seed) for seed in range(arguments.seed, arguments.seed + arguments.count))
