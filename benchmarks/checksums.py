@@ -52,14 +52,14 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._times: list[float] = []
-        plain = frames.Checksum.add
+        plain = frames.Checksum.add_until
 
-        def timed(checksum: frames.Checksum, block: memoryview) -> None:
+        def timed(checksum: frames.Checksum, end: int) -> None:
             began = time.perf_counter()
-            plain(checksum, block)
+            plain(checksum, end)
             self._times.append(time.perf_counter() - began)
 
-        frames.Checksum.add = timed  # pyright: ignore[reportAttributeAccessIssue]
+        frames.Checksum.add_until = timed  # pyright: ignore[reportAttributeAccessIssue]
 
     def of(self, step: Callable[[], object]) -> tuple[float, float, int]:
         """The seconds of a step, those of its checksums, and their number."""

@@ -140,3 +140,21 @@ def test_golden_bytes() -> None:
     lengths = "02000000" + "01000000"
     widest_first = "0000803f" + "0102" + "0000"
     assert frames.to_bytes(frame).hex() == header + checksum + lengths + widest_first
+
+
+def test_a_long_frame_is_summed_by_blocks_like_a_short_one() -> None:
+    long = [
+        torch.arange(200_003, dtype=torch.float32),
+        torch.arange(7),
+        torch.ones(300_001, dtype=torch.uint8),
+    ]
+    frame = frames.pack(long, step=3, mark=77, ragged=False)
+    again = frame.clone()
+    frames.seal(again)
+    assert frame.equal(again)
+    assert all(map(torch.equal, unpack(frame, long, False), long))
+    for place in (frames.HEADER_BYTES, 600_000, frame.numel() - 1):
+        damaged = frame.clone()
+        damaged[place] ^= 4
+        with pytest.raises(PayloadError, match="damaged"):
+            unpack(damaged, long, False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,26 @@ def has_coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
     """Whether weight decay is added to the gradient; that of AdamW acts on the weights, without momentum."""
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
     return bool(group.get("weight_decay")) and not decoupled
+
+
+def with_gradients(
+    optimizer: torch.optim.Optimizer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    act: Callable[[], None],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """For a hook before `optimizer.step()`: act once the gradients are there, so after a closure if given."""
+    given: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    if given is None:
+        act()
+        return None
+
+    def closure() -> Any:  # it computes the gradients
+        loss = given()
+        act()
+        return loss
+
+    return (optimizer, closure), {}
 
 
 def _alike(value: object, parameter: torch.Tensor) -> bool:

@@ -138,29 +138,37 @@ def memory_of(buffer: torch.Tensor) -> memoryview:
 
 
 class Checksum:
-    """XXH3 of everything behind the header; the first word of the header is its seed."""
+    """XXH3 of everything behind a frame's header; the first word of the header is its seed."""
 
     def __init__(self, frame: memoryview) -> None:
+        self._frame = frame
         self._sum = xxhash.xxh3_64(seed=_CHECKSUM.unpack_from(frame)[0])
+        self._until = HEADER_BYTES
 
-    def add(self, block: memoryview) -> None:
-        self._sum.update(block)
+    def add_until(self, end: int) -> None:
+        """Add the bytes of the frame up to this one."""
+        self._sum.update(self._frame[self._until : end])
+        self._until = end
 
-    def write(self, frame: memoryview) -> None:
+    def write(self) -> None:
         """Write it into the header of the frame."""
-        _CHECKSUM.pack_into(frame, _WHOSE.size, self._sum.intdigest())
+        _CHECKSUM.pack_into(self._frame, _WHOSE.size, self._sum.intdigest())
 
-    def is_right(self, frame: memoryview) -> bool:
+    def is_right(self) -> bool:
         """Whether the header of the frame has it."""
-        return _CHECKSUM.unpack_from(frame, _WHOSE.size)[0] == self._sum.intdigest()
+        return _CHECKSUM.unpack_from(self._frame, _WHOSE.size)[0] == self._sum.intdigest()
+
+
+def _checksum_of(frame: memoryview) -> Checksum:
+    checksum = Checksum(frame)
+    checksum.add_until(len(frame))
+    return checksum
 
 
 def seal(frame: torch.Tensor) -> None:
     """Write the checksum of a frame into its header."""
     memory = memory_of(frame)
-    checksum = Checksum(memory)
-    checksum.add(memory[HEADER_BYTES:])
-    checksum.write(memory)
+    _checksum_of(memory).write()
     if frame.device.type != "cpu":
         frame[:HEADER_BYTES] = torch.frombuffer(memory[:HEADER_BYTES], dtype=torch.uint8)
 
@@ -178,22 +186,20 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     if ragged:
         struct.pack_into(f"<{len(parts)}I", head, HEADER_BYTES, *(part.numel() for part in parts))
     buffer[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
-    memory = memory_of(buffer)  # a copy on other devices, which are sealed at the end
-    checksum, on_cpu = Checksum(memory), device.type == "cpu"
-    position, summed = len(head), HEADER_BYTES
+    checksum = Checksum(memory_of(buffer)) if device.type == "cpu" else None
+    position = len(head)
     for index in _order(parts):
         for piece in cast("Sequence[torch.Tensor]", as_bytes(parts[index]).split(_BLOCK_BYTES)):
             buffer[position : position + piece.numel()] = piece
             position += piece.numel()
-            if on_cpu:
-                checksum.add(memory[summed:position])
-                summed = position
+            if checksum is not None:
+                checksum.add_until(position)
     buffer[position:] = 0
-    if not on_cpu:
+    if checksum is None:
         seal(buffer)
-        return buffer
-    checksum.add(memory[summed:])
-    checksum.write(memory)
+    else:
+        checksum.add_until(total)
+        checksum.write()
     return buffer
 
 
@@ -205,11 +211,8 @@ def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, own: b
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
     if version & ~RAGGED != VERSION:
         raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
-    if not own:
-        checksum = Checksum(memory)
-        checksum.add(memory[HEADER_BYTES:])
-        if not checksum.is_right(memory):
-            raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
+    if not own and not _checksum_of(memory).is_right():
+        raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
     if bool(version & RAGGED) != ragged:
         raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
     if its_step != step % _LIMIT:

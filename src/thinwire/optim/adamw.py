@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
-from thinwire.core.optimizer_state import SESSION
+from thinwire.core.optimizer_state import SESSION, with_gradients
 from thinwire.core.shards import is_sharded
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam
@@ -55,7 +55,8 @@ class CompressedAdamW(torch.optim.AdamW):
         refresh: see `thinwire.methods.Adam`.
         process_group: the ranks to average over; None is the default group.
         seed: of the random numbers that the ranks share.
-        dense_below: tensors with fewer entries, and short vectors, have an exact mean; 0 compresses all.
+        dense_below: tensors with fewer entries, and short vectors, send their momentum in 16 bits instead; 0
+            compresses all.
         scaler: the GradScaler in use, so that momenta and residuals follow its scale.
     """
 
@@ -153,17 +154,7 @@ class CompressedAdamW(torch.optim.AdamW):
         super().load_state_dict(given)
 
     def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
-        if given is None:
-            self._average_once()
-            return None
-
-        def closure() -> Any:  # it computes the gradients
-            loss = given()
-            self._average_once()
-            return loss
-
-        return (self, closure), {}
+        return with_gradients(self, args, kwargs, self._average_once)
 
     def _average_once(self) -> None:
         if not self._averaged and self._scaled:

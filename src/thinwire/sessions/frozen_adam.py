@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from thinwire.core.engine import Engine
-from thinwire.core.optimizer_state import has_coupled_decay
+from thinwire.core.optimizer_state import has_coupled_decay, with_gradients
 from thinwire.core.shards import local
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.adam import Adam
@@ -73,17 +73,7 @@ class _FrozenSteps:
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = args[1] if len(args) > 1 else kwargs.get("closure")
-        if given is None:
-            self._take()
-            return None
-
-        def closure() -> Any:  # it computes the gradients: the step comes after it
-            loss = given()
-            self._take()
-            return loss
-
-        return (optimizer, closure), {}
+        return with_gradients(optimizer, args, kwargs, self._take)
 
     def after(self, *_: object) -> None:
         for parameter, grad in self._hidden:
