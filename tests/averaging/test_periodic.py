@@ -267,6 +267,29 @@ def test_blend_keeps_a_share_of_the_ranks_own_parameters() -> None:
         torch.testing.assert_close(flat(model), 0.25 * before + 0.75 * common, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("outer", ["", ", outer_lr=0.7, outer_momentum=0.9"])
+def test_local_steps_during_the_overlap_are_kept(outer: str) -> None:
+    """The parameters move by as much as they would have moved when the sync round began."""
+    late = Cohort(f"periodic(every=4, exchange=dense, overlap=2{outer})", 2)
+    at_once = Cohort(f"periodic(every=4, exchange=dense{outer})", 2)
+    late.train(range(3))
+    at_once.train(range(3))
+    for rank in range(2):
+        late.local_step(rank, 3)
+    begun = [flat(model) for model in late.models]
+    late.advance()
+    at_once.train([3])  # the same sync round, applied at once
+    late.train([4])
+    for rank in range(2):
+        late.local_step(rank, 5)
+    own = [flat(model) for model in late.models]
+    late.advance()
+    for model, before, then in zip(late.models, own, begun, strict=True):
+        progress = before - then
+        assert progress.abs().max() > 0
+        torch.testing.assert_close(flat(model), flat(at_once.models[0]) + progress, rtol=0, atol=1e-6)
+
+
 def test_numbers_that_are_not_finite_are_dropped_by_all_and_training_goes_on(caplog) -> None:
     for method in ("localsgd(every=2)", "pqasgd(every=2)", "periodic(every=2, exchange=topk(ratio=0.2))"):
         cohort = Cohort(method, 3)

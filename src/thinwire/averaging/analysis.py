@@ -137,7 +137,8 @@ def _q(q: float, constant: float) -> Condition:
 def is_analysed(method: object) -> bool:
     """Whether the analysis is about this method: unbiased, on one level, and averages without outer steps."""
     if isinstance(method, Schedule):
-        return is_analysed(method.inner) and method.outer == Outer() and method.blend_share == 0
+        at_once = method.delay == 0 or method.blend_share == 0
+        return is_analysed(method.inner) and method.outer == Outer() and at_once
     return isinstance(method, Exchange) and method.traits.unbiased and not method.traits.two_levels
 
 

@@ -73,9 +73,12 @@ class ScheduleBase(Configured, ABC):
         return 0
 
     @property
-    def blend_share(self) -> float:
-        """The share of its own parameters that a rank keeps when a result is applied later."""
-        return 0.0
+    def blend_share(self) -> float | None:
+        """The share of its own parameters that a rank keeps when a result is applied later.
+
+        None: it keeps what its own steps have changed since the sync round began.
+        """
+        return None
 
     @property
     def patience(self) -> float | None:
@@ -154,8 +157,9 @@ class PeriodOptions(Schedule):
             evenly spread over the cycle, instead of all at its end.
         overlap: apply a result this many steps after its sync round began. The steps in between overlap with
             the communication. None is 1 with several fragments, otherwise 0.
-        blend: the share of its own parameters that a rank keeps when a late result is applied. With 0 the
-            replicas are equal then, and the local steps in between are discarded for the fragment.
+        blend: None adds a late result to what the rank's own steps have changed meanwhile, so that nothing is
+            lost. A number is the share of its own parameters that a rank keeps: with 0 the replicas are
+            equal then, and the steps in between are discarded for the fragment.
         deadline: how long a sync round waits for late ranks, in seconds. A rank that comes later contributes
             its change to the next sync round. Only with torchft's replica groups (`attach(manager=...)`).
     """
@@ -164,7 +168,7 @@ class PeriodOptions(Schedule):
     longest: int | None = _aside(None)
     fragments: int = _aside(1)
     overlap: int | None = _aside(None)
-    blend: float = _aside(0.0)
+    blend: float | None = _aside(None)
     deadline: float | None = _aside(None)
 
     def __post_init__(self) -> None:
@@ -192,13 +196,12 @@ class PeriodOptions(Schedule):
                 f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "
                 "result is applied before the fragment is synchronised again"
             )
-        share = self.blend
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{self.name}: blend must be a number from 0 up and below 1, not {share!r}")
-        if share and not self.delay:
-            raise ConfigError(
-                f"{self.name}: blend is for results that are applied later; give overlap as well"
-            )
+        if self.blend is not None:
+            checks.momentum(self.name, self.blend, "blend")
+            if not self.delay:
+                raise ConfigError(
+                    f"{self.name}: blend is for results that are applied later; give overlap as well"
+                )
         if self.deadline is not None:
             checks.positive(self.name, "deadline", self.deadline)
         if self.delay and self.momentum == "average":
@@ -222,7 +225,7 @@ class PeriodOptions(Schedule):
         return self.overlap
 
     @property
-    def blend_share(self) -> float:
+    def blend_share(self) -> float | None:
         return self.blend
 
     @property

@@ -41,7 +41,8 @@ class DiLoCo(PeriodOptions, _OuterOptions):
         'diloco(every=100, fragments=4, overlap=2, blend=0.5)'
 
     Differences from the paper: fragments are runs of neighbouring tensors instead of every n-th layer. By
-    default a late result replaces a rank's parameters; `blend=0.5` mixes them, as the paper does.
+    default a late result is added to what a rank's own steps have changed meanwhile; `blend=0.5` mixes the
+    two models, as the paper does.
     """
 
     name = "diloco"

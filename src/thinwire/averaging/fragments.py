@@ -69,14 +69,20 @@ class Block:
         """anchor - params."""
         return self.read().neg_().add_(self.anchor.to(self.layout.device))
 
-    def apply(self, mean: torch.Tensor, outer: Outer, blend: float) -> None:
-        """Take the outer step, and set the parameters to its result (except for the share `blend`)."""
+    def apply(self, mean: torch.Tensor, outer: Outer) -> None:
+        """Take the outer step, and set the parameters to its result."""
         outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
-        if blend:
-            own = self.read()
-            self.write(own.lerp_(self.anchor.to(own.device), 1 - blend))
-        else:
-            self.write(self.anchor)
+        self.write(self.anchor)
+
+    def apply_late(self, mean: torch.Tensor, outer: Outer, blend: float | None, begun: torch.Tensor) -> None:
+        """Take the outer step, some local steps after the sync round began with the parameters `begun`.
+
+        With `blend=None` what the local steps have changed since then is added to the result. Otherwise the
+        parameters are set to the result, except for the share `blend`.
+        """
+        outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
+        own, anchor = self.read(), self.anchor.to(self.layout.device)
+        self.write(own.sub_(begun).add_(anchor) if blend is None else own.lerp_(anchor, 1 - blend))
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from thinwire.averaging.base import Outer, PeriodOptions
 from thinwire.averaging.localsgd import EveryOption
 from thinwire.core import Exchange, checks
-from thinwire.errors import ConfigError
 from thinwire.methods.topk import TopK
 
 
 def check_outer(method: str, lr: object, momentum: object) -> None:
     checks.positive(method, "outer_lr", lr)
-    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        raise ConfigError(
-            f"{method}: outer_momentum must be a number from 0 up and below 1, not {momentum!r}"
-        )
+    checks.momentum(method, momentum, "outer_momentum")
 
 
 @dataclass(frozen=True)

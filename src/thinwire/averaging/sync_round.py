@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from thinwire.averaging.base import Outer
 from thinwire.averaging.fragments import Block, Fragment, Piece
 from thinwire.core.agreement import signed
 from thinwire.core.channel import Channel, mark_of, together
@@ -27,8 +28,9 @@ _MARK = mark_of("thinwire sync round")
 class SyncRound:
     """The fragments and dense tensors of a sync round, and its results.
 
-    `changes` first hold `anchor - params`, then their mean. `dense` first holds copies of buffers and of the
-    optimizer's state, then their mean.
+    `changes` first hold `anchor - params`, then their mean. `begun` holds this rank's parameters at the
+    beginning, if the result is applied later. `dense` first holds copies of buffers and of the optimizer's
+    state, then their mean.
     """
 
     step: int
@@ -40,7 +42,21 @@ class SyncRound:
     digest: int = 0
     """Of what is equal on all ranks; 0 in a sync round that does not compare it."""
     changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    begun: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+
+    @property
+    def late(self) -> bool:
+        """Whether the result is applied some steps after the sync round began."""
+        return self.due > self.step
+
+    def apply(self, outer: Outer, blend: float | None) -> None:
+        """Take the outer step with the means."""
+        for position, (block, mean) in enumerate(self.results()):
+            if self.late:
+                block.apply_late(mean, outer, blend, self.begun[position])
+            else:
+                block.apply(mean, outer)
 
     @property
     def blocks(self) -> list[Block]:
@@ -49,6 +65,7 @@ class SyncRound:
     def snapshot(self) -> None:
         """Copy the tensors to send: the next step may begin before they are sent."""
         self.changes = [block.change() for block in self.blocks]
+        self.begun = [block.read() for block in self.blocks] if self.late else []
         self.dense = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
 
     @property

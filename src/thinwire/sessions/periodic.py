@@ -209,10 +209,10 @@ class PeriodicSession(BaseSession):
         due = self._count()
         if due is None:
             return
-        if due.due == due.step:
-            self._sync_now(due)
-        else:
+        if due.late:
             self._sync_in_background(due)
+        else:
+            self._sync_now(due)
 
     def advance(self) -> Program | None:
         """For a driver: count a step; returns the coroutine of this rank's sync round, if one is due.
@@ -360,10 +360,10 @@ class PeriodicSession(BaseSession):
     async def _driven(self, sync_round: SyncRound) -> None:
         """Lock-step has no clock: a result is there at once, and still applied when it is due."""
         await self._program(sync_round)
-        if sync_round.due == sync_round.step:
-            self._apply(sync_round)
-        else:
+        if sync_round.late:
             self.under_way.append((sync_round, _arrived))
+        else:
+            self._apply(sync_round)
 
     def _apply_next(self) -> None:
         sync_round, wait = self.under_way[0]
@@ -400,9 +400,7 @@ class PeriodicSession(BaseSession):
         if not sync_round.finite:
             self._abort(sync_round)
             return
-        blend = self.method.blend_share if sync_round.due > sync_round.step else 0.0
-        for block, mean in sync_round.results():
-            block.apply(mean, self.method.outer, blend)
+        sync_round.apply(self.method.outer, self.method.blend_share)
         sync_round.apply_dense()
         if self.method.momentum == "reset":
             pieces = [piece for fragment in sync_round.fragments for piece in fragment.pieces]

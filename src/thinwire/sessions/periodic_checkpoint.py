@@ -20,7 +20,7 @@ from thinwire.sessions.checkpoint import Checked, OnResize
 if TYPE_CHECKING:
     from thinwire.sessions.periodic import PeriodicSession
 
-FORMAT = 4
+FORMAT = 5
 Tensors = dict[str, torch.Tensor]
 
 
@@ -160,22 +160,26 @@ def _saved_round(sync_round: SyncRound) -> dict[str, Any]:
         "due": sync_round.due,
         "fragments": list(sync_round.numbers),
         "changes": [change.clone() for change in sync_round.changes],
+        "begun": [flat.clone() for flat in sync_round.begun],
         "buffers": _copy(dict(zip(sync_round.targets, sync_round.dense, strict=True))),
     }
 
 
 def _check_round(session: PeriodicSession, given: object, what: str) -> None:
-    flat = {name: buffer.reshape(-1) for name, buffer in session.buffers.items()}
+    buffers = {name: buffer.reshape(-1) for name, buffer in session.buffers.items()}
     counts = dict.fromkeys(("step", "number", "due"), schema.whole())
-    lists = {"fragments": schema.listing(schema.whole()), "changes": schema.listing(schema.anything())}
-    schema.record({**counts, **lists, "buffers": schema.tensors(flat, complete=False)})(given, what)
+    tensors = dict.fromkeys(("changes", "begun"), schema.listing(schema.anything()))
+    lists = {"fragments": schema.listing(schema.whole()), **tensors}
+    schema.record({**counts, **lists, "buffers": schema.tensors(buffers, complete=False)})(given, what)
     found = cast("Mapping[str, Any]", given)
     numbers = cast("list[int]", found["fragments"])
     blocks = [block for n in numbers if n < len(session.fragments) for block in session.fragments[n].blocks]
-    if max(numbers, default=0) >= len(session.fragments) or len(found["changes"]) != len(blocks):
+    fits = max(numbers, default=0) < len(session.fragments) and found["due"] > found["step"]
+    if not fits or any(len(found[name]) != len(blocks) for name in tensors):
         raise StateError(f"{what} is a sync round that does not fit this session")
-    for block, change in zip(blocks, found["changes"], strict=True):
-        schema.tensor(block.anchor)(change, f"{what}'s change")
+    for name in tensors:
+        for block, flat in zip(blocks, found[name], strict=True):
+            schema.tensor(block.anchor)(flat, f"{what}'s {name}")
 
 
 def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRound:
@@ -184,8 +188,9 @@ def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRou
     targets = {name: session.all_buffers[name] for name in given["buffers"]}
     sync_round = SyncRound(given["step"], given["number"], list(numbers), fragments, targets, given["due"])
     sync_round.snapshot()
-    for mine, saved in zip(sync_round.changes, given["changes"], strict=True):
-        mine.copy_(saved)
+    for name in ("changes", "begun"):
+        for mine, saved in zip(getattr(sync_round, name), given[name], strict=True):
+            mine.copy_(saved)
     for mine, saved in zip(sync_round.dense, given["buffers"].values(), strict=True):
         mine.copy_(saved)
     return sync_round
