@@ -47,22 +47,23 @@ METHODS = (
     "adam(exchange=efsign(bucket=4096))",
     "hierarchical(outer=qsgd(bits=4), local=2)",
 )
-SIZES = {"2m": (192,) * 4, "10m": (384,) * 6}
+SIZES = {"0.4m": (128,) * 2, "2m": (192,) * 4, "10m": (384,) * 6}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method: means over the seeds."""
+    """One method: means over its seeds. The controls count with the same seeds."""
 
     method: str
     rate: float
+    seeds: int
     loss: float
     spread: float
     """Between the smallest and the largest of the seeds."""
     behind: float
-    """How much larger the loss is than that of `dense`."""
+    """How much larger the loss is than that of `dense` with the same seeds."""
     recovered: float
-    """The part of the gap between the lone worker and `dense`."""
+    """The part of the gap between the lone worker and `dense`, with the same seeds."""
     sent: float
     """Of the bytes of `dense`, in the second half of the steps."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -79,6 +80,9 @@ def command(
     workers: Annotated[int, typer.Option(min=2, help="In lock-step.")] = 4,
     steps: Annotated[int, typer.Option(min=10, help="Steps that are judged.")] = 1000,
     tune_steps: Annotated[int, typer.Option(min=10, help="Steps of a run that chooses the rate.")] = 300,
+    tune_size: Annotated[
+        str, typer.Option(help="Of the transformer that chooses the rate; none: --size.")
+    ] = "",
     batch: Annotated[int, typer.Option(min=1, help="Rows of 64 characters for each worker and step.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="Other weights and batches.")] = 3,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
@@ -96,11 +100,12 @@ def command(
         asked = chosen_methods(method) or METHODS
         chosen = list(dict.fromkeys(("dense", ALONE, *asked)))
         tried = _numbers(rates)
-        if size not in SIZES:
-            raise ConfigError(f"--size is {' or '.join(SIZES)}, not {size!r}")
-        judged = Setting(data, SIZES[size], workers, steps, batch)
+        judged = Setting(data, _widths("--size", size), workers, steps, batch)
         compute = seconds_of(step_time) if step_time else None
-        tuning = None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps)
+        small = _widths("--tune-size", tune_size or size)
+        tuning = (
+            None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps, hidden=small)
+        )
     best = dict.fromkeys(chosen, tried[0])
     if tuning is not None and len(tried) > 1:
         jobs = [(tuning, name, rate, 1000) for name in chosen for rate in tried]
@@ -121,6 +126,7 @@ def command(
         {
             "method": lambda r: r.method,
             "rate": lambda r: f"{r.rate:g}",
+            "seeds": lambda r: str(r.seeds),
             "loss": lambda r: f"{r.loss:.3f}",
             "spread": lambda r: f"{r.spread:.3f}",
             "behind dense": lambda r: f"{r.behind:+.3f}",
@@ -129,9 +135,35 @@ def command(
             **{link: lambda r, link=link: duration(r.seconds[link]) for link in LINKS},
         },
     )
-    record = {"setting": judged, "tuning": tuning, "rates": tried, "seeds": seeds, "rows": rows, "runs": runs}
-    record |= {"compute": compute, "shapes": shapes}
-    save(json_file, msgspec.to_builtins(record))
+    study = Study(
+        setting=judged.public(),
+        tuning=None if tuning is None else tuning.public(),
+        rates=tried,
+        seeds=seeds,
+        runs=runs,
+        compute=compute,
+        shapes=shapes,
+    )
+    save(json_file, msgspec.to_builtins(study))
+
+
+class Study(msgspec.Struct, kw_only=True):
+    """The file that `--json` writes; `language-page` reads it. It names no folder of this machine."""
+
+    setting: Setting
+    tuning: Setting | None = None
+    rates: list[float]
+    seeds: int
+    runs: dict[str, list[Run]]
+    compute: float
+    """Seconds of a step without communication."""
+    shapes: dict[str, tuple[int, ...]]
+
+
+def _widths(option: str, size: str) -> tuple[int, ...]:
+    if size not in SIZES:
+        raise ConfigError(f"{option} is {' or '.join(SIZES)}, not {size!r}")
+    return SIZES[size]
 
 
 def _numbers(text: str) -> list[float]:
@@ -149,22 +181,25 @@ def summary(
     def mean(values: Iterable[float]) -> float:
         return statistics.fmean(values)
 
-    losses = {name: mean(run.loss for run in own) for name, own in runs.items()}
-    dense, alone = losses["dense"], losses[ALONE]
+    controls = {name: {run.seed: run.loss for run in runs[name]} for name in ("dense", ALONE)}
     bytes_of_dense = mean(run.sent for run in runs["dense"])
-    rows = [
-        Row(
-            method=name,
-            rate=own[0].rate,
-            loss=losses[name],
-            spread=max(run.loss for run in own) - min(run.loss for run in own),
-            behind=losses[name] - dense,
-            recovered=(alone - losses[name]) / (alone - dense),
-            sent=mean(run.sent for run in own) / bytes_of_dense,
-            seconds=(seconds or {}).get(name, {}),
+    rows: list[Row] = []
+    for name, own in runs.items():
+        loss = mean(run.loss for run in own)
+        dense, alone = (mean(losses[run.seed] for run in own) for losses in controls.values())
+        rows.append(
+            Row(
+                method=name,
+                rate=own[0].rate,
+                seeds=len(own),
+                loss=loss,
+                spread=max(run.loss for run in own) - min(run.loss for run in own),
+                behind=loss - dense,
+                recovered=(alone - loss) / (alone - dense),
+                sent=mean(run.sent for run in own) / bytes_of_dense,
+                seconds=(seconds or {}).get(name, {}),
+            )
         )
-        for name, own in runs.items()
-    ]
     return sorted(rows, key=lambda row: row.loss)
 
 

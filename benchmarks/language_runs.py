@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 import msgspec
 import torch
@@ -30,6 +31,11 @@ class Setting:
     workers: int
     steps: int
     batch: int
+
+    def public(self) -> Setting:
+        """Without the folders of this machine: `text:DATA/name/file`."""
+        kind, colon, path = self.data.partition(":")
+        return replace(self, data=f"{kind}:DATA/{'/'.join(PurePath(path).parts[-2:])}" if colon else kind)
 
     def recipe(self, rate: float, seed: int) -> Recipe:
         return Recipe(

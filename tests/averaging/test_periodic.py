@@ -267,6 +267,18 @@ def test_blend_keeps_a_share_of_the_ranks_own_parameters() -> None:
         torch.testing.assert_close(flat(model), 0.25 * before + 0.75 * common, rtol=0, atol=1e-7)
 
 
+def test_the_warm_up_takes_the_plain_mean() -> None:
+    """Nesterov's momentum in every single step would be a far larger step than the optimizer's."""
+    outer, plain = Cohort("diloco(every=2, warmup=3)", 2), Cohort("localsgd(every=2, warmup=3)", 2)
+    outer.train(range(3))
+    plain.train(range(3))
+    assert torch.equal(flat(outer.models[0]), flat(plain.models[0]))
+    assert all(float(block.velocity.abs().max()) == 0 for block in outer.sessions[0].blocks)
+    outer.train(range(3, 5))
+    plain.train(range(3, 5))
+    assert not torch.allclose(flat(outer.models[0]), flat(plain.models[0]))
+
+
 @pytest.mark.parametrize("outer", ["", ", outer_lr=0.7, outer_momentum=0.9"])
 def test_local_steps_during_the_overlap_are_kept(outer: str) -> None:
     """The parameters move by as much as they would have moved when the sync round began."""

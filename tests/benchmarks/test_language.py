@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks import language_page as pages
 from benchmarks.cli import bench
-from benchmarks.language import SIZES, summary
+from benchmarks.language import SIZES, Study, summary
 from benchmarks.language_runs import ALONE, PYTORCH, Run, Setting
 from benchmarks.language_times import LINKS, STAND_IN, by_link, step_seconds
 from thinwire import parse, predict
@@ -36,14 +36,15 @@ def runs() -> dict[str, list[Run]]:
     }
 
 
-def written(tmp_path: Path, *, old: bool = False) -> Path:
+def written(tmp_path: Path, found: dict[str, list[Run]] | None = None, name: str = "records.json") -> Path:
     """A file of the study, and a page to fill."""
-    setting = Setting("text:/somewhere/deep/shakespeare/input.txt.xz", SIZES["2m"], 4, 1000, 4)
-    record = {"setting": setting, "tuning": None, "rates": [0.001, 0.002], "seeds": 3, "runs": runs()}
-    record |= {"rows": summary(runs()), **({} if old else {"compute": 0.1, "shapes": SHAPES})}
-    file = tmp_path / "records.json"
-    file.write_bytes(msgspec.json.encode(record))
-    (tmp_path / "docs").mkdir()
+    setting = Setting("text:/somewhere/deep/shakespeare/input.txt.xz", SIZES["2m"], 4, 1000, 4).public()
+    study = Study(
+        setting=setting, rates=[0.001, 0.002], seeds=3, runs=found or runs(), compute=0.1, shapes=SHAPES
+    )
+    file = tmp_path / name
+    file.write_bytes(msgspec.json.encode(study))
+    (tmp_path / "docs").mkdir(exist_ok=True)
     (tmp_path / pages.PAGE).write_text(f"# Before\n\n{pages.BEGIN}\n{pages.END}\n\nAfter\n")
     return file
 
@@ -90,7 +91,7 @@ def test_the_page_the_picture_and_the_table_come_from_the_records(tmp_path: Path
     page = (tmp_path / pages.PAGE).read_text()
     assert page.startswith("# Before\n")
     assert page.endswith("\nAfter\n")
-    assert page.count("| `dense` | 0.002 | 2.000 | +0.000 | 100 % | 100 % |") == 1
+    assert page.count("| `dense` | 0.002 | 3 | 2.000 | +0.000 | 100 % | 100 % |") == 1
     assert f"no worse than `dense`: `{ADAM}`, 3.1 % of the bytes" in page
     assert "at most 0.08 nats behind `dense`: `sparseloco(every=5, ratio=0.05)`, 0.5 %" in page
     assert "--data text:DATA/shakespeare/input.txt.xz" in page
@@ -116,10 +117,17 @@ def test_the_package_reads_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
         language.behind.cache_clear()
 
 
-def test_older_files_say_neither_shapes_nor_times(tmp_path: Path) -> None:
-    result = call(str(written(tmp_path, old=True)), "--root", str(tmp_path))
-    assert result.exit_code == 2
-    assert "somewhere" in result.output, "the data is needed then, and its path is wrong"
+def test_studies_of_one_setting_make_one_table_and_compare_with_the_same_seeds(tmp_path: Path) -> None:
+    few = {name: own for name, own in runs().items() if name != "qsgd(bits=4)"}
+    one = {name: own[2:] for name, own in runs().items()}  # only the last seed, with all losses 0.01 higher
+    files = [str(written(tmp_path, few)), str(written(tmp_path, one, "one.json"))]
+    result = call(*files, "--root", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    rows = {row["method"]: row for row in json.loads((tmp_path / pages.TABLE).read_text())["rows"]}
+    assert {name: row["seeds"] for name, row in rows.items()} == dict.fromkeys(few, 3) | {"qsgd(bits=4)": 1}
+    assert rows["qsgd(bits=4)"]["loss"] == pytest.approx(2.02)
+    assert rows["qsgd(bits=4)"]["behind"] == pytest.approx(0.01)
+    assert (tmp_path / pages.PAGE).read_text().count("    python -m benchmarks language") == 2
 
 
 def test_what_is_no_study_or_has_no_place_is_one_line(tmp_path: Path) -> None:

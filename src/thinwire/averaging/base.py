@@ -29,7 +29,7 @@ class Outer:
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, velocity: torch.Tensor | None) -> None:
         """Update the anchor in place. The inputs are equal on all ranks, and so is the result."""
-        if velocity is not None:
+        if velocity is not None and self.momentum:
             velocity.mul_(self.momentum).add_(mean)
             mean = mean.add(velocity, alpha=self.momentum)
         anchor.sub_(mean, alpha=self.lr)
@@ -56,6 +56,7 @@ class ScheduleBase(Configured, ABC):
 
     @property
     def outer(self) -> Outer:
+        """The step of the common model, after the warm-up."""
         return Outer()
 
     @property
@@ -109,7 +110,8 @@ class Schedule(ScheduleBase):
     the outer step along the mean, and the parameters are set to the anchor: the same bits on all ranks.
 
     Args:
-        warmup: the number of steps at the start with a sync round after each.
+        warmup: the number of steps at the start with a sync round after each, which takes the plain mean
+            instead of an outer step.
         momentum: the optimizer's state (momentum, second moments) in a sync round: "keep" leaves it to each
             rank, "reset" clears it, "average" averages it, which costs a dense mean.
         buffers: average floating-point buffers (batch-norm statistics) as well, once per cycle.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire import log
-from thinwire.averaging.base import Schedule
+from thinwire.averaging.base import Outer, Schedule
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import Block, cut
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
@@ -400,7 +400,8 @@ class PeriodicSession(BaseSession):
         if not sync_round.finite:
             self._abort(sync_round)
             return
-        sync_round.apply(self.method.outer, self.method.blend_share)
+        outer = self.method.outer if sync_round.step > self.method.warmup else Outer()
+        sync_round.apply(outer, self.method.blend_share)
         sync_round.apply_dense()
         if self.method.momentum == "reset":
             pieces = [piece for fragment in sync_round.fragments for piece in fragment.pieces]
