@@ -27,6 +27,7 @@ OTHERS = (
     "topk(ratio=0.03, chunk=200)",
     "sparseloco(every=4, ratio=0.1, bits=4, chunk=64)",
     "diloco(every=7, bits=4)",
+    "diloco(every=7, bits=1)",
     "gaussiank(ratio=0.2)",
     "threshold(value=0.5)",
     "randomblock(ratio=0.03)",

@@ -9,6 +9,7 @@ from thinwire.averaging.localsgd import EveryOption
 from thinwire.averaging.periodic import check_outer
 from thinwire.core import Exchange
 from thinwire.methods.dense import Dense
+from thinwire.methods.efsign import EFSign
 from thinwire.methods.qsgd import QSGD
 
 
@@ -33,7 +34,8 @@ class DiLoCo(PeriodOptions, _OuterOptions):
     Args:
         outer_lr: lr above.
         outer_momentum: mu above.
-        bits: quantise the changes to 1, 2, 4 or 8 bits per entry (see `qsgd`); None sends them as they are.
+        bits: quantise the changes to 2, 4 or 8 bits per entry (see `qsgd`), or to 1: signs with error
+            feedback and a magnitude per 4,096 entries (see `efsign`). None sends them as they are.
 
     Example:
         >>> from thinwire.averaging import DiLoCo
@@ -50,7 +52,8 @@ class DiLoCo(PeriodOptions, _OuterOptions):
     hundreds of steps, each with AdamW, and the outer momentum makes up for some of the drift."""
     avoid_when = """The run has only a few sync rounds, or you need equal replicas in every step. Outer rate
     and momentum are two more settings to tune."""
-    formula = "(itemsize * n if bits is None else ceil(n * bits / 8) + 4 * ceil(n / 512)) / every"
+    formula = """(itemsize * n if bits is None else ceil(n * bits / 8) + 4 * ceil(n / (4096 if bits == 1 else
+    512))) / every"""
     reference = """Douillard et al., "DiLoCo", 2023; Douillard et al., "Streaming DiLoCo with overlapping
     communication", 2025"""
 
@@ -60,7 +63,9 @@ class DiLoCo(PeriodOptions, _OuterOptions):
 
     @property
     def inner(self) -> Exchange:
-        return Dense() if self.bits is None else QSGD(bits=self.bits)
+        if self.bits is None:
+            return Dense()
+        return EFSign(bucket=4096) if self.bits == 1 else QSGD(bits=self.bits)
 
     @property
     def outer(self) -> Outer:

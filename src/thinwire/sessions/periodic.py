@@ -14,6 +14,7 @@ from thinwire import log
 from thinwire.averaging.base import Outer, Schedule
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import Block, cut
+from thinwire.averaging.pace import Pace, overlap_for
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
 from thinwire.core.agreement import EVERY, digest_of
 from thinwire.core.channel import Program
@@ -85,6 +86,7 @@ class PeriodicSession(BaseSession):
         self._model = model
         self._optimizer_tensors = OptimizerTensors(optimizer)
         self.clock = Clock(method, seed)
+        self._pace = Pace()
         self.fragments = cut(
             self.parameters,
             method.fragment_count,
@@ -206,13 +208,13 @@ class PeriodicSession(BaseSession):
 
     def after_step(self) -> None:
         """Called by the host after every optimizer step; runs a sync round if one is due."""
+        self._pace.step_ends()
         due = self._count()
-        if due is None:
-            return
-        if due.late:
+        if due is not None and due.late:
             self._sync_in_background(due)
-        else:
+        elif due is not None:
             self._sync_now(due)
+        self._pace.step_begins()
 
     def advance(self) -> Program | None:
         """For a driver: count a step; returns the coroutine of this rank's sync round, if one is due.
@@ -300,7 +302,9 @@ class PeriodicSession(BaseSession):
                 dense |= self._optimizer_tensors.of(fragment.pieces)
         step = self.clock.step
         which = [*numbers, *([-1] if forced else [])]
-        sync_round = SyncRound(step, self.sync_rounds, which, fragments, dense, step + delay, self._digest())
+        sync_round = SyncRound(
+            step, self.sync_rounds, which, fragments, dense, step + delay, self._digest(), self._pace.take()
+        )
         self.sync_rounds += 1
         with torch.no_grad():
             sync_round.snapshot()
@@ -316,6 +320,7 @@ class PeriodicSession(BaseSession):
         return digest_of([t for t in common if t is not None] + self.engine.replicated(layouts))
 
     async def _program(self, sync_round: SyncRound) -> None:
+        self._pace.sync_begins()
         for each in self.engine.executors:
             each.label = f"the sync round after step {sync_round.step}"
         await sync_round.prepare(self.rank_info, self.engine.link, self.blocks[0].layout.device)
@@ -323,6 +328,7 @@ class PeriodicSession(BaseSession):
             # Set here, where the lane begins: a later sync round may have been handed over meanwhile.
             self.engine.step = sync_round.number
             await self.engine.program(sync_round.views)
+        self._pace.sync_ends()
 
     def _sync_now(self, sync_round: SyncRound) -> None:
         self._wait_for_all()  # one thread at a time uses the group
@@ -397,6 +403,8 @@ class PeriodicSession(BaseSession):
 
     @torch.no_grad()
     def _apply(self, sync_round: SyncRound) -> None:
+        if self.method.measures_overlap and sync_round.all_times:
+            self.clock.overlap = overlap_for(sync_round.all_times, self.method.period)
         if not sync_round.finite:
             self._abort(sync_round)
             return
