@@ -208,7 +208,7 @@ Job = tuple[Setting, str, float, int]
 
 def _all(jobs: Sequence[Job], out: Path, at_once: int) -> dict[Job, Run]:
     """All runs: those that `out` has, and the others, some at a time."""
-    files = {job: out / f"{hashlib.sha256(repr(job).encode()).hexdigest()[:16]}.json" for job in jobs}
+    files = {job: out / file_of(job) for job in jobs}
     found = {job: msgspec.json.decode(f.read_bytes(), type=Run) for job, f in files.items() if f.exists()}
     missing = [job for job in jobs if job not in found]
     out.mkdir(parents=True, exist_ok=True)
@@ -224,6 +224,12 @@ def _all(jobs: Sequence[Job], out: Path, at_once: int) -> dict[Job, Run]:
             files[job].write_bytes(msgspec.json.encode(found[job]))
             progress(job[1])
     return found
+
+
+def file_of(job: Job) -> str:
+    """The same on every machine, so that runs can be kept and continued elsewhere."""
+    setting, *rest = job
+    return f"{hashlib.sha256(repr((setting.public(), *rest)).encode()).hexdigest()[:16]}.json"
 
 
 def _with_one_thread() -> None:
