@@ -176,13 +176,18 @@ def every(
     slow: Collection[str] = (),
     **ranges: Sequence[object],
 ):
-    """Every method with all values of the ranges. Quick ones are tried with the first values."""
-    cases = []
-    for method in methods:
-        for values in itertools.product(*ranges.values()):
-            first = all(value is some[0] for value, some in zip(values, ranges.values(), strict=True))
-            marks = [pytest.mark.quick] if first and method in quick else []
-            marks += [pytest.mark.slow] if method in slow else []
+    """Quick methods with all combinations of the ranges, and marked `quick` with the first.
+
+    Others with the first and one more: neighbours of the list, which are of one family, with different ones.
+    The rest of their combinations is for the slow run.
+    """
+    cases, combinations = [], list(itertools.product(*ranges.values()))
+    for turn, method in enumerate(methods):
+        further = 1 + turn % (len(combinations) - 1) if len(combinations) > 1 else 0
+        for place, values in enumerate(combinations):
+            marks = [pytest.mark.quick] if place == 0 and method in quick else []
+            if method in slow or (method not in quick and place not in (0, further)):
+                marks.append(pytest.mark.slow)
             cases.append(pytest.param(method, *values, marks=marks))
     return pytest.mark.parametrize(("method", *ranges), cases)
 
