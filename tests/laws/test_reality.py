@@ -21,6 +21,19 @@ def average_everything(worker: Worker, methods: tuple[str, ...], given: list) ->
     return results
 
 
+def kind(method: str) -> tuple[object, ...]:
+    """What decides which operations of a group it uses."""
+    exchange = parse(method)
+    fields = ("reduce", "scope", "rule", "wire", "alternate", "local")
+    inner = getattr(exchange, "exchange", None) or getattr(exchange, "outer", None)
+    return exchange.name, type(inner), *(getattr(exchange, field, None) for field in fields)
+
+
+# The first variant of every kind that is not a default's.
+KINDS = tuple(({kind(text): text for text in (*reversed(ALSO), *DEFAULTS)}).values())
+VARIANTS = tuple(text for text in KINDS if text in ALSO)
+
+
 def selects_by_rounded_sums(method: str) -> bool:
     """A table in 16 bits is summed in another order by gloo, so that other entries may be the largest."""
     exchange = parse(method)
@@ -31,7 +44,10 @@ def selects_by_rounded_sums(method: str) -> bool:
     ("methods", "size"),
     [
         pytest.param(DEFAULTS, 2, marks=pytest.mark.quick, id="defaults-2"),
-        pytest.param(ALSO, 2, id="variants-2"),
+        pytest.param(VARIANTS, 2, id="variants-2"),
+        pytest.param(
+            tuple(text for text in ALSO if text not in VARIANTS), 2, marks=pytest.mark.slow, id="others-2"
+        ),
         pytest.param(CONFIGURATIONS, 4, marks=pytest.mark.slow, id="all-4"),
     ],
 )

@@ -60,8 +60,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}  # nothing is folded
 def command(folder: Path, *words: str, launcher: tuple[str, ...] = RUN, process: bool = False) -> Any:
     """`python LAUNCHER WORDS` in the folder.
 
-    thinwire itself is called right here, unless a process is asked for, whose start takes seconds. Its workers
-    are processes in any case.
+    thinwire itself is called right here, unless a process is asked for, whose start takes seconds. Its
+    workers are processes in any case.
     """
     if launcher[:2] == RUN[:2] and not process:
         return here(folder, [*launcher[2:], *words])
