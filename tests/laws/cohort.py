@@ -38,7 +38,6 @@ ALSO = (
     "gaussiank(ratio=0.1)",
     "gaussiank(ratio=0.1, reduce='split', values=qsgd(bits=8))",
     "gaussiank(ratio=0.1, scope='model')",
-    "randomk(ratio=0.1)",
     "randomk(ratio=0.1, scope='model')",
     "randomk(ratio=0.2, feedback=False)",
     "randomk(ratio=0.2, feedback=False, scale=None)",
