@@ -168,6 +168,20 @@ def named(predicate) -> list[str]:
     return [text for text in CONFIGURATIONS if predicate(parse(text).traits)]
 
 
+def second_of_a_kind(methods: Iterable[str]) -> dict[str, None]:
+    """Those, in order, that use the operations of a group as one before them does."""
+    fields = ("reduce", "scope", "rule", "wire", "alternate", "local", "rotate")
+    seen, found = set(), {}
+    for text in methods:
+        exchange = parse(text)
+        inner = getattr(exchange, "exchange", None) or getattr(exchange, "outer", None)
+        kind = exchange.name, type(inner), *(getattr(exchange, field, None) for field in fields)
+        if kind in seen:
+            found[text] = None
+        seen.add(kind)
+    return found
+
+
 def every(
     methods: Iterable[str] = CONFIGURATIONS,
     *,

@@ -21,6 +21,7 @@ from tests.laws.cohort import (
     named,
     same_bits,
     same_state,
+    second_of_a_kind,
     total,
 )
 from thinwire import parse
@@ -52,7 +53,10 @@ def test_conservation(method: str, size: int) -> None:
             assert (arrived - given[name] - before[name]).abs().max() < 2e-6 * scale * size, name
 
 
-@every(named(lambda traits: traits.unbiased))
+UNBIASED = named(lambda traits: traits.unbiased)
+
+
+@every(UNBIASED, slow=second_of_a_kind(UNBIASED))
 def test_unbiasedness(method: str) -> None:
     """The mean of many runs is the mean of the inputs, within what chance allows."""
     size, trials, shapes = 2, 300, {"wide": (12, 25), "vector": (130,)}
@@ -201,17 +205,17 @@ def test_configuration_survives_round_trips(method: str) -> None:
 
 @every()
 def test_state_survives_a_round_trip(method: str, tmp_path) -> None:
-    """12 steps straight equal 6, a checkpoint through a file, and 6 more, bit for bit."""
+    """8 steps straight equal 4, a checkpoint through a file, and 4 more, bit for bit."""
     straight, resumed = Cohort(method, 3), Cohort(method, 3)
-    for step in range(12):
-        if step == 6:
+    for step in range(8):
+        if step == 4:
             for old, new in zip(straight.sessions, resumed.sessions, strict=True):
                 path = tmp_path / f"rank{old.rank_info.rank}.pt"
                 torch.save(old.state_dict(), path)
                 new.load_state_dict(torch.load(path, weights_only=True))
         inputs = straight.inputs(step)
         outputs = straight.average(inputs)
-        if step >= 6:
+        if step >= 4:
             assert same_state(outputs, resumed.average(inputs))
     assert same_state(
         [memory(session) for session in straight.sessions],

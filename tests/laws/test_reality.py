@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from tests.laws.cohort import ALSO, CONFIGURATIONS, DEFAULTS, SHAPES, Cohort, same_state
+from tests.laws.cohort import (
+    ALSO,
+    CONFIGURATIONS,
+    DEFAULTS,
+    SHAPES,
+    Cohort,
+    same_state,
+    second_of_a_kind,
+)
 from thinwire import Session, parse
 from thinwire.methods import Sketched
 from thinwire.net.launch import Worker, run_local
@@ -21,17 +29,8 @@ def average_everything(worker: Worker, methods: tuple[str, ...], given: list) ->
     return results
 
 
-def kind(method: str) -> tuple[object, ...]:
-    """What decides which operations of a group it uses."""
-    exchange = parse(method)
-    fields = ("reduce", "scope", "rule", "wire", "alternate", "local")
-    inner = getattr(exchange, "exchange", None) or getattr(exchange, "outer", None)
-    return exchange.name, type(inner), *(getattr(exchange, field, None) for field in fields)
-
-
-# The first variant of every kind that is not a default's.
-KINDS = tuple(({kind(text): text for text in (*reversed(ALSO), *DEFAULTS)}).values())
-VARIANTS = tuple(text for text in KINDS if text in ALSO)
+SECOND = second_of_a_kind(CONFIGURATIONS)
+VARIANTS = tuple(text for text in ALSO if text not in SECOND)
 
 
 def selects_by_rounded_sums(method: str) -> bool:
@@ -45,9 +44,7 @@ def selects_by_rounded_sums(method: str) -> bool:
     [
         pytest.param(DEFAULTS, 2, marks=pytest.mark.quick, id="defaults-2"),
         pytest.param(VARIANTS, 2, id="variants-2"),
-        pytest.param(
-            tuple(text for text in ALSO if text not in VARIANTS), 2, marks=pytest.mark.slow, id="others-2"
-        ),
+        pytest.param(tuple(SECOND), 2, marks=pytest.mark.slow, id="others-2"),
         pytest.param(CONFIGURATIONS, 4, marks=pytest.mark.slow, id="all-4"),
     ],
 )
