@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run style types lint check quick test two-at-a-time test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
+.PHONY: setup run style types lint check quick test three-at-a-time test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -32,23 +32,25 @@ check: style
 quick: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m quick
 
-# Tests run two at a time, except those that go by the clock: timeouts, dead peers, emulated links.
-BY_THE_CLOCK := tests/failures/test_peers.py tests/failures/test_disagreement.py tests/failures/test_culprits.py \
-	tests/failures/test_checkpointer.py tests/predict/test_probe.py tests/chaos tests/lab tests/net/test_links.py
+# Three tests at a time on two cores, since some wait. Then those that do little but wait for dead and silent
+# peers, and at last, alone, those that measure times on emulated links.
+WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/chaos
+BY_THE_CLOCK := tests/predict/test_probe.py tests/lab tests/net/test_links.py
 
 test: style
-	$(MAKE) --no-print-directory -j2 types two-at-a-time
+	$(MAKE) --no-print-directory -j2 types three-at-a-time
+	$(BIN)/pytest -n 3 --dist loadfile $(WAITING)
 	$(BIN)/pytest $(BY_THE_CLOCK)
 
-two-at-a-time: setup
-	$(BIN)/pytest -n 2 --dist worksteal $(BY_THE_CLOCK:%=--ignore=%)
+three-at-a-time: setup
+	$(BIN)/pytest -n 3 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800
 
 # Which lines of the package the tests reach; worker processes are not counted.
 coverage: setup
-	$(BIN)/pytest -n 2 --cov=thinwire --cov-report=term:skip-covered $(BY_THE_CLOCK:%=--ignore=%)
+	$(BIN)/pytest -n 2 --cov=thinwire --cov-report=term:skip-covered $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
 
 # Breaks the source in some forty places, one at a time, and shows which test notices.
 mutants: setup

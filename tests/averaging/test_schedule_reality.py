@@ -14,17 +14,6 @@ from thinwire.net.roll_call import GRACE_SECONDS
 SLACK = 6.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_kernels() -> None:
-    """Here, once, and not in the workers against the clock of a process group."""
-    from tests.averaging.cohort import Cohort
-
-    for method in CONFIGURATIONS:
-        cohort = Cohort(method, 2)
-        cohort.train(range(1))
-        cohort.sync()
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_processes_agree_with_lock_step_and_with_each_other(size: int) -> None:
     chosen = list(CONFIGURATIONS) if size == 2 else list(workers.ON_DDP)

@@ -34,7 +34,13 @@ def wait_for(path: Path, seconds: float = 150.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("to_all", [False, True], ids=["to the command", "to all its processes"])
+@pytest.mark.parametrize(
+    "to_all",
+    [
+        pytest.param(False, id="to the command"),
+        pytest.param(True, id="to all its processes", marks=pytest.mark.slow),
+    ],
+)
 def test_sigterm_is_one_line_and_runs_that_had_ended_are_kept(to_all: bool, tmp_path: Path) -> None:
     # The second method takes long enough; the first has ended when the signal comes.
     arguments = (*COMPARE, "-m", "topk", "--steps", "300", "--evaluate-every", "300")

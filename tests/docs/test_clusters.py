@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_the_batch_file(tmp_path: Path) -> None:
     (text,) = re.findall(r"```text\n(#!/bin/bash\n.*?)```", PAGE, re.DOTALL)
     for name, script in COMMANDS.items():

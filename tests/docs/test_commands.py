@@ -65,6 +65,12 @@ RULES = (
     Rule(r"thinwire .*\bDATA\b", skip="needs the datasets"),
     Rule(r"thinwire run .*train\.py", edits=((r" ARGS$", ""),)),
     Rule(
+        r"thinwire compare train\.py (?!.*--metric)",
+        edits=((r" -- ARGS", ""), (r" -m .*", "")),
+        options="--steps 2 --workers 2 -m dense",
+        slow=True,
+    ),
+    Rule(
         r"thinwire compare train\.py",
         edits=((r" -- ARGS", ""), (r" -m .*", "")),
         options="--steps 2 --workers 2 -m dense",
@@ -73,7 +79,7 @@ RULES = (
     Rule(
         r"thinwire compare",
         options="--steps 2 --workers 2 --evaluate-every 2 -m dense",
-        edits=((r" -m .*", ""), (r" --epochs \S+", "")),
+        edits=((r" -m .*", ""), (r" --epochs \S+", ""), (r"--hidden \S+", "--hidden 20,20")),
     ),
     Rule(r"thinwire study", options="--steps 2 --workers 2 --rule 'random block'", slow=True),
     Rule(r"thinwire report", edits=((r"report \S+", "report out/made"),)),
@@ -83,9 +89,10 @@ RULES = (
         edits=((r"--model all", "--model logistic,lstm"),),
         options="--steps 2 --workers 2 --batch 4",
     ),
-    Rule(r"python -m benchmarks (overhead|run)", options="--steps 1"),
+    # The tests of the benchmarks run these, too.
+    Rule(r"python -m benchmarks (overhead|run)", options="--steps 1", slow=True),
     Rule(r"python -m benchmarks methods", options="--size 5000 -m topk"),
-    Rule(r"python -m benchmarks checksums", options="--size 5000 --steps 1 -m topk"),
+    Rule(r"python -m benchmarks checksums", options="--size 5000 --steps 1 -m topk", slow=True),
     Rule(r"python -m benchmarks kernels", edits=((r"\bT$", "1"),), options="--size 5000 --only sign"),
     Rule(r"python -m benchmarks memory$", options="--size 5000 -m dense", slow=True),
     Rule(r"python -m benchmarks memory", options="--size 5000 -m topk"),
@@ -94,6 +101,7 @@ RULES = (
         r"python -m benchmarks recovery",
         edits=((r" --data DATA", ""),),
         options="--only mlp --steps 4",
+        slow=True,
     ),
     Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk"),
     Rule(r"python -m benchmarks language-page", edits=((r"page .*", "page"),), options="--help"),

@@ -77,7 +77,11 @@ def test_with_tensorboard(tmp_path: Path) -> None:
     assert [each.value for each in events.Scalars("thinwire/steps")] == [10, 20, 30]
 
 
-@pytest.mark.parametrize("name", ["lightning", "accelerate", "transformers"])
+# The tests of the integrations train with all three.
+@pytest.mark.parametrize(
+    "name",
+    ["accelerate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lightning", "transformers"))],
+)
 def test_with_a_framework(name: str, tmp_path: Path) -> None:
     text = printed_by(f"with_{name}.py", "--steps", "20", "--folder", str(tmp_path))
     assert len((EXAMPLES / f"with_{name}.py").read_text().splitlines()) <= 40
@@ -104,6 +108,7 @@ def test_text(tmp_path: Path) -> None:
     assert float(found[1]) < symbols
 
 
+@pytest.mark.slow
 def test_text_under_torchrun_picks_its_method() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, str(EXAMPLES / "text.py"), "--steps", "7", "--batch", "2"]

@@ -8,6 +8,7 @@ What each writes is in FOLDER, under the name of the scenario and the rank, with
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -83,8 +84,11 @@ def program(scenario: Scenario, rank: int, folder: Path) -> None:
 
 
 def main() -> None:
-
     from thinwire.drivers import lanes
+
+    # Before the ranks are forked, once: an optimizer's first step imports the second, for seconds.
+    for module in ("thinwire.hosts.attach", "torch._dynamo"):
+        importlib.import_module(module)
 
     lanes.EXIT_TIMEOUT = 2.0
     root = Path(sys.argv[1])

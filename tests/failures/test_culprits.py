@@ -4,13 +4,14 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import thinwire
 from tests.hosts.common import loaded_together, mlp, square_loss, wrap
-from thinwire.net.launch import Worker, start_local
+from thinwire.net.launch import Outcome, Worker, start_local
 from thinwire.net.roll_call import GRACE_SECONDS
 
 TIMEOUT = 30.0
@@ -72,12 +73,21 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def outcomes() -> dict[tuple, list[Outcome]]:
+    """Two cases at a time: they spend most of their time waiting."""
+
+    def run(case: tuple) -> tuple[tuple, list[Outcome]]:
+        return case, start_local(one_is_killed, RANKS, *case, timeout=90, group_timeout=TIMEOUT)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(pool.map(run, CASES))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(map(str, case)))
-def test_all_survivors_name_the_dead_rank_alone(case: tuple) -> None:
-    method, overlap, culprit, after = case
-    for outcome in start_local(
-        one_is_killed, RANKS, method, overlap, culprit, after, timeout=90, group_timeout=TIMEOUT
-    ):
+def test_all_survivors_name_the_dead_rank_alone(case: tuple, outcomes: dict) -> None:
+    _, _, culprit, _ = case
+    for outcome in outcomes[case]:
         if outcome.rank == culprit:
             assert outcome.exit_code == -signal.SIGKILL
             continue

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 import thinwire
@@ -86,5 +87,6 @@ def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_every_method_with_average() -> None:
     assert_same_everywhere(run_local(one_bad_number_in_a_loop, 2, timeout=150))

@@ -123,21 +123,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[tuple, list[Outcome]]:
-    """All cases, several at a time: they spend their time waiting."""
-
-    def run(case: tuple) -> tuple[tuple, list[Outcome]]:
-        return case, start_local(one_misbehaves, 3, *case, timeout=60, group_timeout=TIMEOUT)
-
-    with ThreadPoolExecutor(5) as pool:
-        return dict(pool.map(run, sorted(CASES)))
-
-
 @pytest.mark.parametrize("case", sorted(CASES), ids=lambda case: ", ".join(map(str, case)))
 def test_the_others_raise_in_time_and_name_the_culprit(case: tuple, outcomes: dict) -> None:
     _, _, how, culprit = case
-    for outcome in outcomes[case]:
+    for outcome in outcomes[one_misbehaves, *case]:
         if outcome.rank == culprit:
             assert outcome.exit_code == (7 if how == "die" else 0)
             continue
@@ -152,7 +141,7 @@ def test_the_others_raise_in_time_and_name_the_culprit(case: tuple, outcomes: di
 
 
 def test_a_rank_that_comes_too_late_is_told_so(outcomes: dict) -> None:
-    late = outcomes["average", "qsgd", "stall", 0][0].value
+    late = outcomes[one_misbehaves, "average", "qsgd", "stall", 0][0].value
     assert late.kind == "PeerError"
     assert "one came later than the timeout, perhaps this one" in late.error
 
@@ -191,9 +180,9 @@ def store_host_gone(worker: Worker, how: str) -> tuple[Caught | None, int]:
 
 
 @pytest.mark.parametrize("how", ["die", "stop"])
-def test_the_host_of_the_store_dies_or_stops(how: str) -> None:
+def test_the_host_of_the_store_dies_or_stops(how: str, outcomes: dict) -> None:
     """Nobody can be asked then; the error says that, and comes in time all the same."""
-    _, survivor = start_local(store_host_gone, 2, how, timeout=40, group_timeout=TIMEOUT)
+    _, survivor = outcomes[store_host_gone, how]
     seen: Caught = survivor.value
     assert seen is not None, survivor
     assert seen.kind == "PeerError"
@@ -213,9 +202,9 @@ def nobody_catches(worker: Worker) -> None:
     step(BAD_STEP)
 
 
-def test_a_program_that_does_not_catch_the_error_ends() -> None:
+def test_a_program_that_does_not_catch_the_error_ends(outcomes: dict) -> None:
     """With lanes still there and nothing detached."""
-    first, second = start_local(nobody_catches, 2, timeout=40, group_timeout=TIMEOUT)
+    first, second = outcomes[nobody_catches,]
     assert (first.exit_code, second.exit_code) == (1, 7)
     assert "PeerError: all_gather of step 3 failed on rank 0: no word from rank 1" in first.error
 
@@ -232,8 +221,8 @@ def never_attaches(worker: Worker) -> Caught | None:
     return caught(lambda: thinwire.attach(model, "topk"), lambda: None)
 
 
-def test_a_rank_that_never_attaches_is_named() -> None:
-    first, second = start_local(never_attaches, 2, timeout=40, group_timeout=TIMEOUT)
+def test_a_rank_that_never_attaches_is_named(outcomes: dict) -> None:
+    first, second = outcomes[never_attaches,]
     seen: Caught = first.value
     assert seen is not None, first
     assert seen.kind == "PeerError"
@@ -273,8 +262,8 @@ def _interrupt(grad: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("a bug in the model")
 
 
-def test_a_sparse_gradient_is_refused_on_every_rank() -> None:
-    for outcome in start_local(sparse_gradient, 2, timeout=40, group_timeout=TIMEOUT):
+def test_a_sparse_gradient_is_refused_on_every_rank(outcomes: dict) -> None:
+    for outcome in outcomes[sparse_gradient,]:
         seen: Caught = outcome.value
         assert seen is not None, outcome
         assert "construct the layer with sparse=False" in seen.error
@@ -283,8 +272,8 @@ def test_a_sparse_gradient_is_refused_on_every_rank() -> None:
         assert outcome.exit_code == 0
 
 
-def test_a_backward_pass_that_breaks_off_on_one_rank_does_not_hang_the_other() -> None:
-    first, second = start_local(hook_raises_on_one_rank, 2, timeout=40, group_timeout=TIMEOUT)
+def test_a_backward_pass_that_breaks_off_on_one_rank_does_not_hang_the_other(outcomes: dict) -> None:
+    first, second = outcomes[hook_raises_on_one_rank,]
     assert first.value.kind == "PeerError", first
     assert "of step 1 failed on rank 0" in first.value.error
     assert first.value.seconds < TIMEOUT + GRACE_SECONDS + SLACK
@@ -292,3 +281,26 @@ def test_a_backward_pass_that_breaks_off_on_one_rank_does_not_hang_the_other() -
     for outcome in (first, second):
         assert not outcome.value.threads
         assert outcome.exit_code == 0
+
+
+# -- all of it ---------------------------------------------------------------------------------------------
+
+# A function for the workers and its arguments. The longest come first.
+RUNS = (
+    *((one_misbehaves, *case) for case in sorted(CASES, key=lambda case: (case[2] != "stall", case))),
+    *((store_host_gone, how) for how in ("die", "stop")),
+    *((function,) for function in (never_attaches, hook_raises_on_one_rank, nobody_catches, sparse_gradient)),
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[tuple, list[Outcome]]:
+    """All runs, several at a time: they spend their time waiting."""
+
+    def run(given: tuple) -> tuple[tuple, list[Outcome]]:
+        function, *arguments = given
+        workers = 3 if function is one_misbehaves else 2
+        return given, start_local(function, workers, *arguments, timeout=60, group_timeout=TIMEOUT)
+
+    with ThreadPoolExecutor(5) as pool:
+        return dict(pool.map(run, RUNS))

@@ -9,6 +9,8 @@ import thinwire
 from tests.hosts.common import METHODS, assert_same_everywhere, flat, mlp, train, wrap
 from thinwire.net.launch import Worker, run_local
 
+STEPS = 4  # before a run is saved, and after it is loaded
+
 
 def through_a_file(state: dict) -> dict:
     file = io.BytesIO()
@@ -47,10 +49,10 @@ def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
     results = {}
     for method in METHODS:
         straight, before, after = (Run(method) for _ in range(3))
-        straight.train(worker, range(20))
-        before.train(worker, range(10))
+        straight.train(worker, range(2 * STEPS))
+        before.train(worker, range(STEPS))
         after.load(before.save())
-        after.train(worker, range(10, 20))
+        after.train(worker, range(STEPS, 2 * STEPS))
         results[method], results[f"{method} reference"] = flat(after.model), flat(straight.model)
         memories = (straight.session.sealed(), after.session.sealed())
         for name, kept in memories[0]["state"].items():
@@ -61,7 +63,7 @@ def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
     return results
 
 
-def test_twenty_steps_are_ten_and_ten_under_ddp() -> None:
+def test_eight_steps_are_four_and_four_under_ddp() -> None:
     assert_same_everywhere(run_local(under_ddp, 2, timeout=150))
 
 
@@ -79,17 +81,17 @@ def with_average(worker: Worker) -> dict[str, torch.Tensor]:
     results = {}
     for method in METHODS:
         straight, before, after = (thinwire.Session(named.items(), method) for _ in range(3))
-        results[f"{method} reference"] = torch.cat(go(straight, range(20)))
-        first = go(before, range(10))
+        results[f"{method} reference"] = torch.cat(go(straight, range(2 * STEPS)))
+        first = go(before, range(STEPS))
         after.load_state_dict(through_a_file(before.state_dict()))
-        results[method] = torch.cat(first + go(after, range(10, 20)))
+        results[method] = torch.cat(first + go(after, range(STEPS, 2 * STEPS)))
         for session in (straight, before, after):
             session.detach()
     return results
 
 
 @pytest.mark.slow
-def test_twenty_steps_are_ten_and_ten_with_average() -> None:
+def test_eight_steps_are_four_and_four_with_average() -> None:
     assert_same_everywhere(run_local(with_average, 2, timeout=150))
 
 

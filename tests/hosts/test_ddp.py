@@ -31,7 +31,7 @@ from tests.laws.cohort import Cohort
 from thinwire.net.launch import Worker, run_local
 from thinwire.net.rank_info import RankInfo
 
-STEPS = range(5)
+STEPS = range(4)
 
 DDP_OPTIONS: dict[str, dict[str, object]] = {
     "one bucket": {"bucket_cap_mb": 25},
@@ -86,7 +86,7 @@ def four_ranks(worker: Worker) -> dict[str, torch.Tensor]:
         model = wrap(mlp())
         session = thinwire.attach(model, method)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        results[method] = train(model, worker.rank, range(8), optimizer=optimizer)
+        results[method] = train(model, worker.rank, STEPS, optimizer=optimizer)
         session.detach()
     return results
 
@@ -189,10 +189,9 @@ def odd_models(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tens
     for name, (module, loss, options) in cases.items():
         lazy = ("lag", "laq") if name == "without gradient" else ()
         for method in METHODS if name.startswith("frozen") else (*methods, *lazy):
-            label = f"{method}, {name}"
-            expected = reference(worker, module, method, STEPS, loss=loss)
-            results[f"{label} reference"] = expected
-            results[label] = under_ddp(worker, module, method, STEPS, loss=loss, ddp=options)
+            label, steps = f"{method}, {name}", STEPS if method in BUSY else range(2)
+            results[f"{label} reference"] = reference(worker, module, method, steps, loss=loss)
+            results[label] = under_ddp(worker, module, method, steps, loss=loss, ddp=options)
     return results
 
 
@@ -294,8 +293,9 @@ def test_uneven_inputs_under_join() -> None:
 def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """A step that overflows on one rank, in one layer, is as if it had not been; so is the loss scale."""
     results = {}
-    for method in methods:
-        for bad_layer in (0, 6):
+    for turn, method in enumerate(methods):
+        expected = under_ddp(worker, mlp(), method, range(4))
+        for bad_layer in (0, 6) if method in BUSY else (6 * (turn % 2),):
             label = f"{method}, bad layer {bad_layer}"
             model = wrap(mlp())
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2, growth_factor=4.0)
@@ -303,7 +303,7 @@ def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
             weight = model.module[bad_layer].weight
             scales = []
-            for step in (0, 1, 2, -1, 3, 4, 5):
+            for step in (0, 1, 2, -1, 3):
                 optimizer.zero_grad()
                 hook = None
                 if step < 0 and worker.rank == 1:
@@ -334,7 +334,7 @@ def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
             assert len(set(scales)) > 2, f"{label}: the scale was to change: {scales}"
             session.detach()
             results[label] = flat(model)
-            results[f"{label} reference"] = under_ddp(worker, mlp(), method, range(6))
+            results[f"{label} reference"] = expected
     return results
 
 
@@ -553,6 +553,7 @@ def compiled(worker: Worker) -> dict[str, torch.Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_as_the_model_itself() -> None:
     assert_same_everywhere(run_local(compiled, 2, timeout=120), within=1e-5)
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys, time
 from types import SimpleNamespace
@@ -46,6 +48,7 @@ def test_a_group_destroyed_under_a_hooks_callback_does_not_abort_the_process(tmp
     assert "went on" in output
 
 
+@pytest.mark.slow
 def test_torch_needs_that_reference(tmp_path: Path) -> None:
     """If this fails, torch has mended it: remove the reference that `add_pytorch_hook` keeps."""
     code, output = run(tmp_path / "store", "no hook")

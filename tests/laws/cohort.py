@@ -38,7 +38,6 @@ ALSO = (
     "gaussiank(ratio=0.1)",
     "gaussiank(ratio=0.1, reduce='split', values=qsgd(bits=8))",
     "gaussiank(ratio=0.1, scope='model')",
-    "randomk(ratio=0.1)",
     "randomk(ratio=0.1, scope='model')",
     "randomk(ratio=0.2, feedback=False)",
     "randomk(ratio=0.2, feedback=False, scale=None)",
@@ -169,6 +168,20 @@ def named(predicate) -> list[str]:
     return [text for text in CONFIGURATIONS if predicate(parse(text).traits)]
 
 
+def second_of_a_kind(methods: Iterable[str]) -> dict[str, None]:
+    """Those, in order, that use the operations of a group as one before them does."""
+    fields = ("reduce", "scope", "rule", "wire", "alternate", "local", "rotate")
+    seen, found = set(), {}
+    for text in methods:
+        exchange = parse(text)
+        inner = getattr(exchange, "exchange", None) or getattr(exchange, "outer", None)
+        kind = exchange.name, type(inner), *(getattr(exchange, field, None) for field in fields)
+        if kind in seen:
+            found[text] = None
+        seen.add(kind)
+    return found
+
+
 def every(
     methods: Iterable[str] = CONFIGURATIONS,
     *,
@@ -176,13 +189,18 @@ def every(
     slow: Collection[str] = (),
     **ranges: Sequence[object],
 ):
-    """Every method with all values of the ranges. Quick ones are tried with the first values."""
-    cases = []
-    for method in methods:
-        for values in itertools.product(*ranges.values()):
-            first = all(value is some[0] for value, some in zip(values, ranges.values(), strict=True))
-            marks = [pytest.mark.quick] if first and method in quick else []
-            marks += [pytest.mark.slow] if method in slow else []
+    """Quick methods with all combinations of the ranges, and marked `quick` with the first.
+
+    Others with the first and one more: neighbours of the list, which are of one family, with different ones.
+    The rest of their combinations is for the slow run.
+    """
+    cases, combinations = [], list(itertools.product(*ranges.values()))
+    for turn, method in enumerate(methods):
+        further = 1 + turn % (len(combinations) - 1) if len(combinations) > 1 else 0
+        for place, values in enumerate(combinations):
+            marks = [pytest.mark.quick] if place == 0 and method in quick else []
+            if method in slow or (method not in quick and place not in (0, further)):
+                marks.append(pytest.mark.slow)
             cases.append(pytest.param(method, *values, marks=marks))
     return pytest.mark.parametrize(("method", *ranges), cases)
 

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from tests.laws.cohort import ALSO, CONFIGURATIONS, DEFAULTS, SHAPES, Cohort, same_state
+from tests.laws.cohort import (
+    ALSO,
+    CONFIGURATIONS,
+    DEFAULTS,
+    SHAPES,
+    Cohort,
+    same_state,
+    second_of_a_kind,
+)
 from thinwire import Session, parse
 from thinwire.methods import Sketched
 from thinwire.net.launch import Worker, run_local
@@ -21,6 +29,10 @@ def average_everything(worker: Worker, methods: tuple[str, ...], given: list) ->
     return results
 
 
+SECOND = second_of_a_kind(CONFIGURATIONS)
+VARIANTS = tuple(text for text in ALSO if text not in SECOND)
+
+
 def selects_by_rounded_sums(method: str) -> bool:
     """A table in 16 bits is summed in another order by gloo, so that other entries may be the largest."""
     exchange = parse(method)
@@ -31,7 +43,8 @@ def selects_by_rounded_sums(method: str) -> bool:
     ("methods", "size"),
     [
         pytest.param(DEFAULTS, 2, marks=pytest.mark.quick, id="defaults-2"),
-        pytest.param(ALSO, 2, id="variants-2"),
+        pytest.param(VARIANTS, 2, id="variants-2"),
+        pytest.param(tuple(SECOND), 2, marks=pytest.mark.slow, id="others-2"),
         pytest.param(CONFIGURATIONS, 4, marks=pytest.mark.slow, id="all-4"),
     ],
 )

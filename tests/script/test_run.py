@@ -39,7 +39,8 @@ def test_a_plain_script_is_trained_with_the_method(tmp_path: Path) -> None:
     (tmp_path / "code/beside.py").write_text("VALUE = 7\n")
     write(tmp_path / "code", source)
     # The last two words look like options of thinwire, but they come after the script.
-    done = command(tmp_path, *TOPK, "--nproc", "2", "code/train.py", "--steps", "5", "--", "--method")
+    words = (*TOPK, "--nproc", "2", "code/train.py", "--steps", "5", "--", "--method")
+    done = command(tmp_path, *words, process=True)
     assert done.returncode == 0, done.stderr
     assert "--method 7 ['code/train.py', '--steps', '5', '--', '--method']" in done.stdout
     found = summary(tmp_path)
@@ -139,9 +140,9 @@ def test_amp_with_a_scaler_and_compile(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "steps", "expected"),
-    [("pqasgd(every=2)", 4, "pqasgd"), pytest.param("auto", 8, "auto: ", marks=pytest.mark.slow)],
+    ("method", "steps", "expected"), [("pqasgd(every=2)", 4, "pqasgd"), ("auto", 8, "auto: ")]
 )
 def test_other_kinds_of_methods(method: str, steps: int, expected: str, tmp_path: Path) -> None:
     source = PLAIN.replace("train(model, optimizer)", f"train(model, optimizer, {steps})")
@@ -193,13 +194,14 @@ def test_a_failing_worker_ends_all_with_its_traceback_last_and_its_code(tmp_path
     assert not (tmp_path / "out/run.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
         ("sys.exit(7)", 7, "worker 1 left with exit code 7"),
-        pytest.param("sys.exit('enough')", 1, "enough", marks=pytest.mark.slow),
-        pytest.param("os.kill(os.getpid(), 9)", 137, "exit code 137", marks=pytest.mark.slow),
-        pytest.param("os._exit(5)", 5, "exit code 5", marks=pytest.mark.slow),
+        ("sys.exit('enough')", 1, "enough"),
+        ("os.kill(os.getpid(), 9)", 137, "exit code 137"),
+        ("os._exit(5)", 5, "exit code 5"),
     ],
 )
 def test_the_exit_code_is_kept(how: str, code: int, said: str, tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_the_exit_code_is_kept(how: str, code: int, said: str, tmp_path: Path) -
 def test_what_cannot_be_served_is_one_line(
     source: str, options: tuple[str, ...], code: int, said: str, tmp_path: Path
 ) -> None:
-    done = run(tmp_path, source, *options)
+    done = run(tmp_path, source, "--nproc", "1", *options)
     assert done.returncode == code, done.stderr
     assert said in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr

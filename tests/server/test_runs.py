@@ -86,8 +86,13 @@ def test_one_worker_in_full_precision_is_serial_svrg_step_for_step():
     assert result.staleness.tolist() == [1500]
 
 
-@pytest.mark.parametrize("bound", [0, 1, 2, 3, 7])
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("bound", "shards"),
+    [
+        *((0, 1), (1, 2), (2, 1), (3, 2), (7, 1)),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((0, 2), (1, 1), (2, 2), (3, 1), (7, 2))),
+    ],
+)
 def test_staleness_stays_within_its_bound(bound, shards):
     servers, workers = cast(5, shards, max_staleness=bound, epochs=2, mode="centered")
     pauses = np.random.default_rng(bound)
@@ -149,8 +154,10 @@ def test_records_count_the_bits_of_both_ways():
         assert after.wire_bytes - before.wire_bytes > (after.bits - before.bits) / 8
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("at", [1, 124])
+@pytest.mark.parametrize(
+    ("shards", "at"),
+    [(1, 1), (3, 124), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((1, 124), (3, 1)))],
+)
 def test_the_others_go_on_without_a_worker_that_died(shards, at):
     servers, workers = cast(4, shards, mode="centered")
     result = Simulation(servers, workers, seconds=uneven(), deaths={2: at, 1: at + 1}).run()[0]

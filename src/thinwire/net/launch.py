@@ -32,6 +32,9 @@ class Host(Protocol):
         """Move the calling process to the host; it cannot leave."""
 
 
+PRELOADED = ["thinwire.hosts.attach", "torch._dynamo", "thinwire.kernels.preload"]
+"""Imported once, not for seconds in every worker: optimizers need the second, kernels the third."""
+
 _ONE_LOOK = threading.Lock()
 """When multiprocessing starts a process it also polls all others, whatever their thread. Two concurrent polls
 of a process that has just ended lose its exit code: the second one reads an empty pipe and reports 255."""
@@ -118,8 +121,7 @@ def start_local(
     if hosts is not None and len(hosts) != workers:
         raise ConfigError(f"{workers} workers need as many hosts, not {len(hosts)}")
     context = multiprocessing.get_context("forkserver")
-    # Imported once, not for seconds in every worker: optimizers need the second, kernels the third.
-    context.set_forkserver_preload(["thinwire.hosts.attach", "torch._dynamo", "thinwire.kernels.preload"])
+    context.set_forkserver_preload(PRELOADED)
     # The parent keeps the store on a port that the system picks: no race for ports, no rank that owns it.
     # Hosts cannot reach the parent; they use a file, whose traffic does not count on their interfaces.
     store = None if hosts else dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

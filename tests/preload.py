@@ -1,0 +1,7 @@
+"""Imported by the server from which the tests' workers are forked: what they would load one by one."""
+
+import tests.hosts.common
+import tests.laws.cohort  # noqa: F401  (both: pytest comes along)
+from thinwire import kernels
+
+kernels.prepare()
