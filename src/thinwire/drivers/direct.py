@@ -3,7 +3,7 @@
 The hook itself issues the operation, and the program ends in the callback that delivers the answer. This is
 safe because no second operation follows: lanes exist to avoid collectives issued from a future's callback
 (see `lanes.py`). It saves two thread switches per bucket, which on small buckets cost more than everything
-else that thinwire does.
+else that thinwire does. For tensors on a CPU only: what a callback queues on a GPU would need a stream.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from thinwire.drivers.blocking import finish
 from thinwire.drivers.lanes import Job, Step
 from thinwire.net import frames
 from thinwire.net.executor import ProcessGroupExecutor
+from thinwire.net.streams import refuse_capture
 
 
 class Direct:
@@ -26,6 +27,7 @@ class Direct:
     def submit(self, number: int, job: Job) -> None:
         """Start a program. All programs use one group, in the order of the calls."""
         del number
+        refuse_capture()
         job.step.enter()
         broken = self._broken
         try:
@@ -45,6 +47,7 @@ class Direct:
         self, tensor: torch.Tensor, step: Step, errors: list[BaseException]
     ) -> torch.futures.Future[torch.Tensor]:
         """The same without a program, for an exchange that is an exact mean. The host raises the errors."""
+        refuse_capture()
         step.enter()
         broken = self._broken
         if broken:

@@ -127,4 +127,6 @@ class DenseMemory(_Memory):
 
 def poisoned(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The values, or NaN if any entry of x is not finite: that entry may not be among those sent."""
-    return values if kernels.all_finite(x) else values.fill_(torch.nan)
+    if x.device.type == "cpu":
+        return values if kernels.all_finite(x) else values.fill_(torch.nan)
+    return torch.where(x.isfinite().all(), values, torch.nan)
