@@ -137,7 +137,9 @@ CALLS: dict[str, Call] = {
         lambda put, out: kernels.sign_mean([put(SIGNS)] * 2, [put(torch.ones(1))] * 2, N, out)
     ),
     "sign_means": _writes(
-        lambda put, out: kernels.sign_means([put(SIGNS)] * 2, [put(torch.rand(2))] * 2, 4096, N, out)
+        lambda put, out: kernels.sign_means(
+            [put(SIGNS)] * 2, [put(torch.tensor([0.3, 0.7]))] * 2, 4096, N, out
+        )
     ),
     "sign_pack": lambda put: kernels.sign_pack(put(X)),
     "sign_pack_mean": lambda put: kernels.sign_pack_mean(put(X)),

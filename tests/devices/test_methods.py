@@ -14,7 +14,7 @@ from thinwire.errors import PayloadError
 from thinwire.net import frames
 from thinwire.net.rank_info import RankInfo
 
-SIZE, STEPS = 2, 3
+SIZE, STEPS = 2, 2
 SHAPES = {"wide": (24, 37), "vector": (301,)}
 ALSO = (
     "topk(ratio=0.1, chunk=16)",
@@ -34,6 +34,19 @@ ALSO = (
     "adam(warmup=1)",
     "warmup(steps=1, method=powersgd(rank=2))",
     "hierarchical(outer=topk(ratio=0.1), local=2)",
+)
+# One of each way to tell all ranks of a number that is not finite.
+BROKEN = (
+    "topk",
+    "randomk",
+    "scalecom",
+    "sketched",
+    "powersgd",
+    "qsgd",
+    "natural",
+    "signsgd",
+    "efsign",
+    "gspar",
 )
 each = pytest.mark.parametrize("method", DEFAULTS + ALSO)
 
@@ -91,7 +104,7 @@ def test_the_whole_run(method: str) -> None:
         assert not cuda.by("kernels"), waits
 
 
-@pytest.mark.parametrize("method", DEFAULTS)
+@pytest.mark.parametrize("method", BROKEN)
 def test_a_broken_gradient_aborts_the_step(method: str) -> None:
     """Also where the host does not look at the numbers before the commit."""
     with device() as cuda, kernels.use_reference():

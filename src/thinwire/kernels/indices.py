@@ -1,7 +1,7 @@
 """Codes of ascending indices: a bitmap, Elias-Fano or Rice, the last two with `low` plain bits an index.
 
-On other devices than a CPU, decoders do not look at the values, so that the host need not wait: the caller asks
-`ascending_flag` of all indices together, which refuses whatever is not ascending within [0, n).
+On other devices than a CPU, decoders do not look at the values, so that the host need not wait: the caller
+asks `ascending_flag` of all indices together, which refuses whatever does not ascend within [0, n).
 """
 
 import torch

@@ -59,5 +59,8 @@ class GaussianK(SparseByRatio):
                 u.commit(mean.lost)  # e = u - c
         mean.write(out, ch)  # out = (1/W) sum c
 
+    def most(self, n: int, k: int) -> int:
+        return min(n, max(k, 4 * k // 3))
+
     def exact(self) -> Exchange | None:
         return super().exact() if self.ratio == 1 else None

@@ -9,7 +9,7 @@ that changes a bit. A rank on a CPU computes the same number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
@@ -53,4 +53,4 @@ def heads(frames: Sequence[torch.Tensor], length: int, header: int) -> list[Head
 
 
 def _number(raw: bytes) -> int:
-    return cast(int, int.from_bytes(raw, "little"))
+    return int.from_bytes(raw, "little")

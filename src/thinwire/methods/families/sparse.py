@@ -164,7 +164,9 @@ class Sparse(Exchange):
         if self.splits(n, k, ch.size):
             return await self._split(c, n, k, ch)
         parts, lost = self._encode(c, n, ch.private_seed())
-        received = await ch.gather(parts, longest=self._longest(parts, n) if self.ragged else None)
+        received = await ch.gather(
+            parts, longest=self._longest(parts, n, self.most(n, k)) if self.ragged else None
+        )
         entries = self._decode(received, n)
         return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)], n)
 
@@ -182,7 +184,9 @@ class Sparse(Exchange):
             pieces.append(parts)
             if missing is not None:
                 lost.append((c.indices[mine].long(), missing))
-        scattered = await ch.scatter(pieces, longest=self._longest(pieces[ch.rank], share))
+        scattered = await ch.scatter(
+            pieces, longest=self._longest(pieces[ch.rank], share, min(share, self.most(n, k)))
+        )
         received = SparseMean(self._decode(scattered, share), n=share)
         reduced = torch.empty(share, device=c.values.device)
         received.refuse_invalid()  # these are used before the step's commit
@@ -219,12 +223,17 @@ class Sparse(Exchange):
         parts = codec.encode(c.values, seed)
         return [coded, count, *parts], c.values - codec.decode([parts], c.values.numel())
 
-    def _longest(self, parts: Sequence[torch.Tensor], n: int) -> list[int]:
-        """The largest lengths of these parts, if all n entries are sent."""
+    def most(self, n: int, k: int) -> int:
+        """The largest number of entries that a rank selects: of other ranks, no more is accepted."""
+        return n if self.ragged else k
+
+    def _longest(self, parts: Sequence[torch.Tensor], n: int, most: int) -> list[int]:
+        """The largest lengths of these parts, if so many of n entries are sent."""
+        indices = min(index_code.longest(n), 4 * most)
         if self.values is None:
-            return [index_code.longest(n), n]
-        coded = self.values.code_bytes(n)
-        return [index_code.longest(n), 1, *(coded // part.element_size() for part in parts[2:])]
+            return [indices, most]
+        coded = self.values.code_bytes(most)
+        return [indices, 1, *(coded // part.element_size() for part in parts[2:])]
 
     def _decode(self, received: Sequence[Sequence[torch.Tensor]], n: int) -> list[Entries]:
         """The entries of all ranks."""
