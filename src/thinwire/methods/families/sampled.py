@@ -20,7 +20,6 @@ from thinwire.methods.families import sparse
 from thinwire.methods.families.feedback import Entries
 from thinwire.methods.families.indices import rice_bits
 from thinwire.methods.families.sparse import SparseMean
-from thinwire.net.frames import to_bytes
 
 _LONGEST_HEAD = 3 * 5 + 4
 
@@ -139,7 +138,7 @@ def decode_all(codes: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[tu
 def _heads(codes: Sequence[torch.Tensor]) -> list[_Head]:
     """The beginnings of all codes, read together."""
     firsts = [code[:_LONGEST_HEAD] for code in codes]
-    data, position, heads = to_bytes(torch.cat(firsts)), 0, list[_Head]()
+    data, position, heads = bytes(cast("list[int]", torch.cat(firsts).tolist())), 0, list[_Head]()
     for first in firsts:
         heads.append(_Head(data[position : position + first.numel()]))
         position += first.numel()
