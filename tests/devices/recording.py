@@ -11,15 +11,14 @@ import torch
 class RecordingStreams:
     """For tensors on the CPU, as if they were on a GPU. `log` has what was asked, in order."""
 
+    kinds = frozenset({"cpu"})
+
     def __init__(self) -> None:
         self.log: list[tuple[object, ...]] = []
         self.capturing = False
         self._numbers = itertools.count()
         self._events = itertools.count()
         self._here = threading.local()
-
-    def has_streams(self, device: torch.device) -> bool:
-        return True
 
     def new(self, device: torch.device) -> str:
         return f"stream {next(self._numbers)}"

@@ -14,7 +14,6 @@ from thinwire.drivers.blocking import finish
 from thinwire.drivers.lanes import Job, Step
 from thinwire.net import frames
 from thinwire.net.executor import ProcessGroupExecutor
-from thinwire.net.streams import refuse_capture
 
 
 class Direct:
@@ -27,7 +26,6 @@ class Direct:
     def submit(self, number: int, job: Job) -> None:
         """Start a program. All programs use one group, in the order of the calls."""
         del number
-        refuse_capture()
         job.step.enter()
         broken = self._broken
         try:
@@ -47,7 +45,6 @@ class Direct:
         self, tensor: torch.Tensor, step: Step, errors: list[BaseException]
     ) -> torch.futures.Future[torch.Tensor]:
         """The same without a program, for an exchange that is an exact mean. The host raises the errors."""
-        refuse_capture()
         step.enter()
         broken = self._broken
         if broken:

@@ -157,10 +157,9 @@ class Lanes:
 
     def submit(self, number: int, job: Job) -> None:
         """Submit a program to lane `number` (modulo the number of lanes)."""
-        refuse_capture(self._on)
-        job.step.enter()
         number %= len(self._wires)
         scope = self._scope(number, job.device)
+        job.step.enter()
         job = replace(job, done=self._until_done(job.done, scope))
         self._put(number, lambda: self._rounds(number, job, scope))
 
@@ -222,8 +221,9 @@ class Lanes:
     def _scope(self, number: int, device: torch.device) -> Scope:
         """On CUDA a stream of the lane's own, behind what the training loop has queued so far."""
         on = self._on
-        if not on.has_streams(device):
+        if device.type not in on.kinds:
             return nullcontext
+        refuse_capture(on)
         if (number, device) not in self._streams:
             self._streams[number, device] = on.new(device)
         stream = self._streams[number, device]

@@ -76,7 +76,7 @@ class ScaleCom(Exchange):
             coded = code.encode(code.choose(m, x))  # I = top_k(p_l)
         indices = code.decode((await ch.broadcast([coded], leader))[0])
         where, old = indices.long(), m[indices.long()]
-        p = poisoned(old + x[where], x)  # p = m + g on I
+        p = poisoned(old + x[where], x, indices)  # p = m + g on I
         mean = SparseMean([Entries(indices, await ch.mean(p, p))], n=x.numel())
         if await ch.commit(mean.finite):
             if self.beta == 1:

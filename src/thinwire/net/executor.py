@@ -24,7 +24,7 @@ from thinwire.net.liveness import Liveness
 from thinwire.net.meter import Meter, Tally
 from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.net.staging import Staging
-from thinwire.net.streams import CUDA, Streams
+from thinwire.net.streams import CUDA, Streams, refuse_capture
 from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
 
 
@@ -234,9 +234,11 @@ class ProcessGroupExecutor:
     def _perform(self, op: Operation) -> tuple[object, costs.Cost, int]:
         cost, length = self._cost_of(op, self.rank_info)
         device = _tensor_of(op).device
-        if self._staging is not None and self._streams.has_streams(device):
-            return self._staged(op, self._staging), cost, length
-        if self._staging is None and device.type == "cpu":
+        if device.type in self._streams.kinds:
+            refuse_capture(self._streams)
+            if self._staging is not None:
+                return self._staged(op, self._staging), cost, length
+        elif self._staging is None:
             return self._carried(op), cost, length
         return self._collective(op), cost, length
 

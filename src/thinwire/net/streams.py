@@ -20,8 +20,9 @@ Event = Any
 class Streams(Protocol):
     """What lanes and the executor ask of a device."""
 
-    def has_streams(self, device: torch.device) -> bool:
-        """Whether work on this device is queued, so that its order has to be taken care of."""
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The types of devices whose work is queued, so that its order has to be taken care of."""
         ...
 
     def new(self, device: torch.device) -> Stream:
@@ -60,8 +61,7 @@ class Streams(Protocol):
 class CudaStreams:
     """The real ones."""
 
-    def has_streams(self, device: torch.device) -> bool:
-        return device.type == "cuda"
+    kinds = frozenset({"cuda"})
 
     def new(self, device: torch.device) -> Stream:
         return torch.cuda.Stream(device)

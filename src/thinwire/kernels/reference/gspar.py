@@ -22,7 +22,7 @@ def gspar_probabilities(x: Tensor, ratio: float, rounds: int) -> float:
     for _ in range(rounds):
         kept = finite & (g * lam.float() < 1.0)
         mass = torch.where(kept, g, 0.0).double().sum()
-        correction = (wanted - x.numel() + kept.sum()) / (lam * mass)
+        correction = (wanted - x.numel() + kept.sum().double()) / (lam * mass)
         going = going & (mass != 0) & (correction > 1.0)
         lam = torch.where(going, (lam * correction).clamp(max=LARGEST), lam)
     return float(torch.where(total == 0, 0.0, lam))
