@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: setup run style types lint check quick test three-at-a-time test-slow coverage mutants chaos fuzz walk bench pages docs dist clean
+.PHONY: setup run style types lint check quick test three-at-a-time test-slow gpu-test coverage mutants chaos fuzz walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -47,6 +47,10 @@ three-at-a-time: setup
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800
+
+# What has to be shown on a card: docs/gpu.md. Without one every test is skipped, and says so.
+gpu-test: setup
+	$(BIN)/pytest -m gpu -rs tests/devices/test_gpu.py
 
 # Which lines of the package the tests reach; worker processes are not counted.
 coverage: setup

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.tools.cli.show import errors, progress, table
 from thinwire.tools.compare.settings import split
+from thinwire.tools.devices import finish
 
 Size = Annotated[int, typer.Option(min=1, help="Entries of the float32 tensor.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads for torch and the kernels.")]
@@ -97,15 +98,23 @@ class Trainers:
     What disturbs the machine disturbs all of them.
     """
 
-    def __init__(self, models: Mapping[str, DistributedDataParallel], rank: int) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, DistributedDataParallel],
+        rank: int,
+        device: torch.device | None = None,
+    ) -> None:
         self.models = models
         self.optimizers = {name: torch.optim.SGD(m.parameters(), lr=1e-3) for name, m in models.items()}
-        self.data: Tensor = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(rank))
+        self.device = device or torch.device("cpu")
+        data = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(rank))
+        self.data: Tensor = data.to(self.device)
 
     def step(self, name: str) -> None:
         self.optimizers[name].zero_grad()
         self.models[name](self.data).square().mean().backward()
         self.optimizers[name].step()
+        finish(self.device)
 
     def rounds(self, count: int, warm_up: int, done: Callable[[], Any]) -> dict[str, list[float]]:
         """Seconds of every step after `warm_up` rounds; `done` is called after each of those rounds."""

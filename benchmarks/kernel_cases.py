@@ -81,7 +81,8 @@ def _laq(at_once: bool) -> Make:
 def _sign_mean(size: int) -> tuple[Action, Action]:
     packed = [kernels.sign_pack(torch.randn(size)) for _ in range(WORKERS)]
     out = torch.zeros(size)
-    return lambda: kernels.sign_mean(packed, [1.0] * WORKERS, size, out), nothing
+    scales = [torch.ones(1)] * WORKERS
+    return lambda: kernels.sign_mean(packed, scales, size, out), nothing
 
 
 def _majority(size: int) -> tuple[Action, Action]:
@@ -103,11 +104,10 @@ def _scatter(size: int) -> tuple[Action, Action]:
 
 
 def _a2sgd(size: int) -> tuple[Action, Action]:
-    x, saved = torch.zeros(size), torch.randn(size)
+    x, saved, mean = torch.zeros(size), torch.randn(size), torch.tensor([0.5, -0.5])
 
     def action() -> None:
-        mu = kernels.two_means(x)
-        kernels.a2sgd_apply(x, *mu, 0.5, -0.5, x)
+        kernels.a2sgd_apply(x, kernels.two_means(x), mean, x)
 
     return action, lambda: x.copy_(saved)
 

@@ -9,6 +9,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+import torch
 import typer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +26,7 @@ from benchmarks.common import (
 )
 from thinwire.net.launch import Worker, run_local
 from thinwire.tools.cli.show import JsonFile, save
+from thinwire.tools.devices import DeviceOption, Name, checked, of_rank
 
 BUCKETS = (1, LAYERS)
 TARGET = 1.10
@@ -49,18 +51,19 @@ class Overhead:
 
 def command(
     steps: Annotated[int, typer.Option(min=1, help="Rounds of one step of each of the three.")] = 200,
+    device: DeviceOption = "cpu",
     json_file: JsonFile = None,
 ) -> None:
     """thinwire's dense against DDP without a hook and DDP's own all-reduce hook, interleaved."""
-    save(json_file, report(steps))
+    save(json_file, report(steps, device))
 
 
-def report(steps: int) -> list[dict[str, Any]]:
+def report(steps: int, device: Name = "cpu") -> list[dict[str, Any]]:
     """Measure and show a table; returns the record for the JSON file."""
     with measuring(len(BUCKETS) * steps) as progress:
-        results = run(steps, progress=progress)
+        results = run(steps, progress=progress, device=checked(device))
     show(
-        f"a step of a {results[0].parameters:,}-parameter MLP on 2 ranks, median of {steps}",
+        f"a step of a {results[0].parameters:,}-parameter MLP on 2 ranks ({device}), median of {steps}",
         results,
         {
             "buckets": lambda r: str(r.buckets),
@@ -72,13 +75,15 @@ def report(steps: int) -> list[dict[str, Any]]:
     return [{**asdict(r), "passed": r.passed} for r in results]
 
 
-def run(steps: int = 200, workers: int = 2, progress: Progress | None = None) -> list[Overhead]:
+def run(
+    steps: int = 200, workers: int = 2, progress: Progress | None = None, device: Name = "cpu"
+) -> list[Overhead]:
     """One measurement per number of buckets; `progress` is called after every round."""
     on_report = from_rank_0(progress)
-    return [run_local(_measure, workers, steps, count, on_report=on_report)[0] for count in BUCKETS]
+    return [run_local(_measure, workers, steps, count, device, on_report=on_report)[0] for count in BUCKETS]
 
 
-def _wrap(variant: str, buckets: int) -> DistributedDataParallel:
+def _wrap(variant: str, buckets: int, device: torch.device) -> DistributedDataParallel:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     from thinwire.hosts import attach
@@ -87,7 +92,8 @@ def _wrap(variant: str, buckets: int) -> DistributedDataParallel:
     # in whichever order the two become ready.
     layer_bytes = 4 * (WIDTH * WIDTH + WIDTH)
     limit = (layer_bytes - 64) * LAYERS / buckets / 2**20 if buckets > 1 else 1024.0
-    model = DistributedDataParallel(deep_mlp(), bucket_cap_mb=limit)  # pyright: ignore[reportArgumentType]
+    inner = deep_mlp().to(device)
+    model = DistributedDataParallel(inner, bucket_cap_mb=limit)  # pyright: ignore[reportArgumentType]
     if variant == HOOK:
         model.register_comm_hook(None, allreduce_hook)
     elif variant == DENSE:
@@ -95,9 +101,10 @@ def _wrap(variant: str, buckets: int) -> DistributedDataParallel:
     return model
 
 
-def _measure(worker: Worker, steps: int, buckets: int) -> Overhead:
-    models = {variant: _wrap(variant, buckets) for variant in VARIANTS}
-    seconds = Trainers(models, worker.rank).rounds(
+def _measure(worker: Worker, steps: int, buckets: int, name: Name) -> Overhead:
+    device = of_rank(name, worker.rank)
+    models = {variant: _wrap(variant, buckets, device) for variant in VARIANTS}
+    seconds = Trainers(models, worker.rank, device).rounds(
         steps, warm_up=max(5, steps // 10), done=lambda: worker.report(f"{buckets} buckets")
     )
     real = _bucket_count(models[DENSE])

@@ -189,6 +189,8 @@ def _cost(one: Description) -> list[str]:
         f"- Rounds per step: {_prose(one.rounds)}.",
         f"- Compute: {_prose(one.compute)}.",
         f"- Memory: {one.memory}.",
+        f"- Waits of the host for a GPU, at most: {_prose(one.host_waits)}; "
+        "and one for each round of received payloads ([GPUs](../gpu.md)).",
     ]
 
 

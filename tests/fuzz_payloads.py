@@ -118,8 +118,10 @@ class Siege(Forger):
         """Hostile payloads on their way to a decoder."""
 
     def unpack(
-        self, frame, templates, *, step: int, mark: int, longest, source: int, own: bool
+        self, frame, templates, *, step: int, mark: int, longest, source: int, own: bool, head, padded
     ) -> list[torch.Tensor]:
+        assert head is None, "only frames on another device have one"
+        assert not padded, "only frames on NCCL are"
         if own:
             return _unpack(frame, templates, step=step, mark=mark, longest=longest, source=source, own=True)
         try:

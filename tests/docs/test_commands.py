@@ -55,6 +55,7 @@ class Rule:
 
 RULES = (
     Rule(r"make ", skip="only that the target exists is checked"),
+    Rule(r".*--device cuda", skip="needs a GPU"),
     Rule(r"python -m (?!benchmarks\b|reproductions\b)", skip="only that the module exists is checked"),
     # Mentions of a command, without what it needs.
     Rule(

@@ -87,7 +87,7 @@ def test_the_page_names_everything_a_method_may_have_and_use() -> None:
     text = PAGE.read_text()
     hooks = [name for name in vars(Exchange) if not name.startswith("_")]
     inherited = ["name", "formula", "formula_note", "reference", "__post_init__"]
-    inherited += ["family", "use_when", "avoid_when", "rounds_per_step", "compute"]
+    inherited += ["family", "use_when", "avoid_when", "rounds_per_step", "compute", "waits", "host_waits"]
     helpers = [name for name, value in vars(checks).items() if inspect.isfunction(value) and name[0] != "_"]
     asked = [name for name in vars(Channel) if not name.startswith("_") and name != "commit"]
     fields = [*(field.name for field in dataclasses.fields(Traits)), "residual()", "momentum()"]

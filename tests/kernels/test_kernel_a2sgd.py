@@ -11,9 +11,9 @@ from thinwire import kernels
 @given(vectors(FINITE_KINDS), st.sampled_from(DTYPES))
 def test_means_equal_the_reference(x, dtype):
     x = x.to(dtype).nan_to_num(posinf=1.0, neginf=-1.0)
-    assert kernels.two_means(x) == pytest.approx(
-        reference(lambda: kernels.two_means(x)), rel=1e-12, abs=1e-60
-    )
+    # Sums in double precision, rounded to single: they may differ in the last bit.
+    expected = reference(lambda: kernels.two_means(x)).tolist()
+    assert kernels.two_means(x).tolist() == pytest.approx(expected, rel=2e-7, abs=3e-45)
 
 
 @quick
@@ -21,9 +21,10 @@ def test_means_equal_the_reference(x, dtype):
 def test_apply_equals_the_reference(x, in_place, dtype):
     x = x.to(dtype)
     expected = torch.empty_like(x)
-    reference(lambda: kernels.a2sgd_apply(x, 0.5, -0.25, 0.3, -0.75, expected))
+    own, mean = torch.tensor([0.5, -0.25]), torch.tensor([0.3, -0.75])
+    reference(lambda: kernels.a2sgd_apply(x, own, mean, expected))
     out = x.clone() if in_place else torch.empty_like(x)
-    kernels.a2sgd_apply(out if in_place else x, 0.5, -0.25, 0.3, -0.75, out)
+    kernels.a2sgd_apply(out if in_place else x, own, mean, out)
     same(out, expected)
 
 
@@ -32,14 +33,15 @@ def test_apply_equals_the_reference(x, in_place, dtype):
 def test_one_worker_changes_nothing(x):
     mu = kernels.two_means(x)
     out = torch.empty_like(x)
-    kernels.a2sgd_apply(x, *mu, *mu, out)
+    kernels.a2sgd_apply(x, mu, mu, out)
     same(out, x + 0.0)  # -0.0 becomes 0.0
 
 
 def test_empty_classes_and_non_finite_input():
-    assert kernels.two_means(torch.ones(5)) == (1.0, 0.0)
-    assert kernels.two_means(-torch.ones(5)) == (0.0, -1.0)
-    assert kernels.two_means(torch.zeros(0)) == (0.0, 0.0)
+    for call in (kernels.two_means, lambda x: reference(lambda: kernels.two_means(x))):
+        assert call(torch.ones(5)).tolist() == [1.0, 0.0]
+        assert call(-torch.ones(5)).tolist() == [0.0, -1.0]
+        assert call(torch.zeros(0)).tolist() == [0.0, 0.0]
     x = vector("normal", 1000, 0)
     x[3] = torch.nan
-    assert any(m != m for m in kernels.two_means(x))  # noqa: PLR0124 - NaN
+    assert kernels.two_means(x).isnan().any()

@@ -50,7 +50,7 @@ def everything(x):
     results.append(last.clone())
     results += [kernels.sign_pack_mean(x), kernels.onebit_pack(x), kernels.two_means(x)]
     signs = kernels.sign_pack(x)
-    kernels.sign_mean([signs] * 3, [0.1, 0.2, 0.3], n, out)
+    kernels.sign_mean([signs] * 3, [torch.tensor([s]) for s in (0.1, 0.2, 0.3)], n, out)
     results += [signs, out.clone(), kernels.sign_majority([signs] * 3, n)]
     results += [kernels.ternary_quantise(x, 2.5, 1), kernels.natural_quantise(x, 1)]
     lam = kernels.gspar_probabilities(x, 0.01)
@@ -62,7 +62,7 @@ def everything(x):
     results += [table, out.clone(), kernels.sketch_query_topk(table, n, 1, n // 100)]
     indices, values = kernels.topk(x, n // 10)
     kernels.scatter_mean([indices] * 3, [values] * 3, out)
-    kernels.a2sgd_apply(x, 0.1, 0.2, 0.3, 0.4, last)
+    kernels.a2sgd_apply(x, torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.4]), last)
     results += [kernels.sign_scales(x, 512), kernels.chunk_topk(x, kernels.PerChunk(7, 512))]
     for transform in (kernels.rotate, kernels.rotate_back):
         turned = torch.empty(n)

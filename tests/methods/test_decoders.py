@@ -81,7 +81,7 @@ def test_sparse_entries(data: st.DataObject, text: str, n: int, share: float) ->
     entries = Entries(where, values(n)[where.long()])
     parts = data.draw(hostile(method._encode(entries, n, 3)[0]))
     try:
-        decoded = method._decode(parts, n)
+        (decoded,) = method._decode([parts], n)
     except PayloadError:
         return
     assert decoded.indices.numel() == decoded.values.numel()

@@ -24,6 +24,41 @@ TORCHFT = "tests/hosts/test_torchft_groups.py"
 
 MUTANTS = (
     Mutant(
+        "a lane does not wait for the bucket",
+        "drivers/lanes.py",
+        "                on.wait(stream, ready)\n",
+        "",
+        ("tests/devices/test_streams.py",),
+    ),
+    Mutant(
+        "a future is completed on any stream",
+        "drivers/lanes.py",
+        "            with scope():\n                done(error)\n",
+        "            done(error)\n",
+        ("tests/devices/test_streams.py",),
+    ),
+    Mutant(
+        "a staging buffer is used again too early",
+        "net/staging.py",
+        "            self._streams.wait_on_host(buffer.until)\n",
+        "",
+        ("tests/devices/test_streams.py",),
+    ),
+    Mutant(
+        "words of a device's frame may change places",
+        "net/device_sums.py",
+        "_mixed(words + keys)",
+        "_mixed(words)",
+        ("tests/devices/test_frames.py",),
+    ),
+    Mutant(
+        "a kernel mixes in a tensor of the CPU",
+        "kernels/reference/quantisation.py",
+        "torch.zeros_like(inverse)",
+        "torch.zeros(1)",
+        ("tests/devices/test_kernels.py", "-k", "quantise"),
+    ),
+    Mutant(
         "a resumed run counts from zero",
         "core/engine.py",
         "        self.meter.load(counters)\n",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from thinwire.core import Exchange, checks
+from thinwire.core import Exchange, HostWaits, checks
 from thinwire.core.config import Configured
 from thinwire.errors import ConfigError
 
@@ -43,6 +43,13 @@ class ScheduleBase(Configured, ABC):
     @abstractmethod
     def inner(self) -> Exchange:
         """The exchange for `anchor - params`."""
+
+    @property
+    def host_waits(self) -> HostWaits:
+        """In a sync round, which first compares where the ranks are, and applies only finite means."""
+        inner = self.inner.host_waits
+        why = ", ".join(filter(None, ("in a sync round, which compares where the ranks are", inner.why)))
+        return inner._replace(per_bucket=inner.per_bucket + 2, why=why)
 
     @property
     @abstractmethod

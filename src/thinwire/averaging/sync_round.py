@@ -80,7 +80,9 @@ class SyncRound:
     @property
     def finite(self) -> bool:
         """Computed from means, which are equal on all ranks, so all ranks agree."""
-        return all(is_finite(flat) for flat in self.changes)
+        if all(flat.device.type == "cpu" for flat in self.changes):
+            return all(is_finite(flat) for flat in self.changes)
+        return bool(torch.stack([flat.isfinite().all() for flat in self.changes]).all())  # one wait for all
 
     def results(self) -> list[tuple[Block, torch.Tensor]]:
         return list(zip(self.blocks, self.changes, strict=True))
@@ -88,8 +90,11 @@ class SyncRound:
     def apply_dense(self) -> None:
         """Apply the finite means; where a mean is not finite, every rank keeps its own numbers."""
         for target, mean in zip(self.targets.values(), self.dense, strict=True):
-            if is_finite(mean):
-                target.copy_(mean.view(target.shape))
+            found = mean.view(target.shape)
+            if mean.device.type != "cpu":
+                target.copy_(torch.where(found.isfinite().all(), found, target))
+            elif is_finite(mean):
+                target.copy_(found)
 
     async def prepare(self, rank_info: RankInfo, link: Link, device: torch.device) -> None:
         """Check that all ranks synchronise the same tensors, then average the dense ones."""
@@ -104,7 +109,8 @@ class SyncRound:
         which = mark_of(repr(self.numbers))
         numbers = [self.step, self.number, which, mark_of("\n".join(described)), signed(self.digest)]
         mine = torch.tensor([*numbers, *self.times], device=device)
-        gathered = [cast("list[int]", note.tolist()) for (note,) in await ch.gather([mine])]
+        notes = torch.stack([note for (note,) in await ch.gather([mine])])
+        gathered = cast("list[list[int]]", notes.tolist())
         self.all_times = [(step, sync) for *_, step, sync in gathered]
         for position, problem in enumerate(_PROBLEMS):
             values = [note[position] for note in gathered]

@@ -2,19 +2,22 @@
 
 from thinwire.core import checks
 from thinwire.core.channel import Channel, StepContext
-from thinwire.core.exchange import Exchange, State, momentum, own, replicated, residual
+from thinwire.core.config import HostWaits
+from thinwire.core.exchange import Exchange, State, hint, momentum, own, replicated, residual
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
 
 __all__ = [
     "Channel",
     "Exchange",
+    "HostWaits",
     "Layout",
     "Slot",
     "State",
     "StepContext",
     "Traits",
     "checks",
+    "hint",
     "momentum",
     "own",
     "replicated",

@@ -25,6 +25,9 @@ from thinwire.net.rank_info import RankInfo
 FOLD_BYTES = 16 * 1024
 # And only while packing and unpacking it costs next to nothing.
 LARGEST_FOLDED_BYTES = 256 * 1024
+# On NCCL, frames whose lengths may differ are padded to their bound, if that is at most this long. It costs
+# less than a round of lengths, which the host has to read before it can size the next operation.
+LONGEST_PADDED = 256 * 1024
 
 
 class _Mean(NamedTuple):
@@ -61,7 +64,7 @@ class _Collect:
 
 @dataclass(frozen=True)
 class _Commit:
-    finite: bool
+    finite: bool | torch.Tensor
 
 
 _Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Commit
@@ -120,9 +123,9 @@ class Channel:
         self.context = context or StepContext()
         self.finite: bool | None = None
         self.committed: bool | None = None
+        self.device = device
         self._seed = seed
         self._key = key
-        self._device = device
 
     async def mean(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The mean of `x` over all ranks, in its own dtype, with equal bits on every rank.
@@ -170,15 +173,16 @@ class Channel:
         request = _Collect(tuple(parts), root, tuple(senders))
         return cast("list[list[torch.Tensor]]", await _Ask(request))
 
-    async def commit(self, finite: bool) -> bool:
+    async def commit(self, finite: bool | torch.Tensor) -> bool:
         """Whether the step is committed; call this once, after the last round. False aborts the step.
 
-        `finite` says whether this exchange saw only finite numbers. Compute it from data that are equal on
-        all ranks (a mean, gathered scales), so that all ranks agree. The answer is True if every exchange of
-        the step, on every rank, passed True. Change no state before that, or restore it exactly.
+        `finite` says whether this exchange saw only finite numbers: a bool, or a boolean tensor with one
+        entry, which stays on its device until the flags of all exchanges of the bucket are read together.
+        Compute it from data that are equal on all ranks (a mean, gathered scales), so that all ranks agree.
+        The answer is True if every exchange of the step, on every rank, passed True. Change no state before
+        that, or restore it exactly.
         """
-        self.finite = finite
-        self.committed = cast(bool, await _Ask(_Commit(finite)))
+        self.finite, self.committed = cast("tuple[bool, bool]", await _Ask(_Commit(finite)))
         return self.committed
 
     def shared_seed(self) -> int:
@@ -190,19 +194,19 @@ class Channel:
         return self._hash(f"rank {self.rank}")
 
     def shared_rng(self) -> torch.Generator:
-        """A generator that is equal on all ranks, new for every step and tensor."""
-        return self._generator(self.shared_seed())
+        """A generator that is equal on all ranks, new for every step and tensor.
+
+        It draws on the CPU, so that ranks with different devices draw the same numbers: move them afterwards.
+        """
+        return torch.Generator().manual_seed(self.shared_seed())
 
     def private_rng(self) -> torch.Generator:
-        """A generator of this rank alone, new for every step and tensor."""
-        return self._generator(self.private_seed())
+        """A generator of this rank alone, new for every step and tensor; it draws on the CPU."""
+        return torch.Generator().manual_seed(self.private_seed())
 
     def _hash(self, who: str) -> int:
         text = f"{self._seed}\n{self.step}\n{who}\n{self._key}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-    def _generator(self, seed: int) -> torch.Generator:
-        return torch.Generator(device=self._device).manual_seed(seed)
 
 
 def _limits(parts: Sequence[torch.Tensor], longest: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -232,13 +236,15 @@ async def together(
     mark: int,
     link: costs.Link,
     note: agreement.Note | None = None,
+    pads: bool = False,
 ) -> None:
     """Run exchanges concurrently, with one operation per round and kind of request.
 
     An exchange that has finished its rounds waits at `commit` for the others, then for the rest of the step.
-    With a `note` the first round also confirms that all ranks are at the same point.
+    With a `note` the first round also confirms that all ranks are at the same point. With `pads` short frames
+    of varying length are padded to their bound, instead of a round in which the ranks tell their lengths.
     """
-    rounds = _Rounds(rank_info, step, mark, link, note)
+    rounds = _Rounds(rank_info, step, mark, link, note, pads)
     waiting: dict[int, _Request] = {}
     try:
         for index, task in enumerate(tasks):
@@ -250,14 +256,21 @@ async def together(
             if asking:
                 answers = await rounds.perform(asking)
             else:
-                finite = all(cast(_Commit, request).finite for request in waiting.values())
-                committed = cast(bool, await _Ask(frames.Commit(finite)))
-                answers = dict.fromkeys(waiting, committed)
+                finite = _read([cast(_Commit, request).finite for request in waiting.values()])
+                committed = cast(bool, await _Ask(frames.Commit(all(finite))))
+                answers = {index: (each, committed) for index, each in zip(waiting, finite, strict=True)}
             for index, answer in answers.items():
                 _advance(index, tasks[index], answer, waiting)
     finally:
         for task in tasks:
             task.close()
+
+
+def _read(flags: Sequence[bool | torch.Tensor]) -> list[bool]:
+    """The flags on the host. Those on a device are read together: the host waits for it once."""
+    away = [flag.view(1) for flag in flags if isinstance(flag, torch.Tensor)]
+    read = iter(cast("list[bool]", torch.cat(away).tolist()) if away else ())
+    return [next(read) if isinstance(flag, torch.Tensor) else flag for flag in flags]
 
 
 async def tell_all(note: agreement.Note, device: torch.device) -> None:
@@ -277,7 +290,13 @@ class _Rounds:
     """Turns the requests of one round into primitives, one of each kind."""
 
     def __init__(
-        self, rank_info: RankInfo, step: int, mark: int, link: costs.Link, note: agreement.Note | None
+        self,
+        rank_info: RankInfo,
+        step: int,
+        mark: int,
+        link: costs.Link,
+        note: agreement.Note | None,
+        pads: bool,
     ) -> None:
         self.rank_info = rank_info
         self.step = step
@@ -285,6 +304,7 @@ class _Rounds:
         self.mark = mark if note is None else mark ^ (note.digest & 0xFFFF)
         self.link = link
         self.note = note
+        self.pads = pads
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
         means = {i: r for i, r in asking.items() if isinstance(r, _Mean)}
@@ -373,10 +393,10 @@ class _Rounds:
         if ragged:
             longest = [most for request in gathers.values() for most in request.longest or ()]
             longest += [request.x.numel() for request in folded.values()]
-        frame = frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged)
         limit = None if longest is None else frames.longest_frame(parts, longest)
+        frame = self._pack(parts, limit)
         gathered = await self._gather_frames(frame, frames.parts_bytes(parts), limit)
-        received = [self._unpack(f, parts, longest, rank) for rank, f in enumerate(gathered)]
+        received = self._unpack(gathered, parts, longest, range(self.rank_info.size))
         answers: dict[int, object] = {}
         position = 0
         for index, request in gathers.items():
@@ -396,27 +416,45 @@ class _Rounds:
             position += 1
         return answers
 
+    def _pack(self, parts: Sequence[torch.Tensor], limit: int | None) -> torch.Tensor:
+        """A frame; `limit` is the length of the longest, if lengths may differ."""
+        if limit is None or not self._is_padded(limit):
+            return frames.pack(parts, step=self.step, mark=self.mark, ragged=limit is not None)
+        return frames.pack(parts, step=self.step, mark=self.mark, ragged=True, length=limit)
+
+    def _is_padded(self, limit: int) -> bool:
+        """Whether all frames get this length; every rank knows it."""
+        return self.pads and limit <= LONGEST_PADDED
+
     def _unpack(
         self,
-        frame: torch.Tensor,
+        arrived: Sequence[torch.Tensor],
         parts: Sequence[torch.Tensor],
         longest: Sequence[int] | None,
-        source: int,
-    ) -> list[torch.Tensor]:
-        return frames.unpack(
-            frame,
-            parts,
-            step=self.step,
-            mark=self.mark,
-            longest=longest,
-            source=source,
-            own=source == self.rank_info.rank,
-        )
+        sources: Sequence[int],
+    ) -> list[list[torch.Tensor]]:
+        """The parts of these frames, which came from these ranks."""
+        heads = frames.read_heads(arrived, len(parts), longest is not None)
+        padded = longest is not None and self._is_padded(frames.longest_frame(parts, longest))
+        return [
+            frames.unpack(
+                frame,
+                parts,
+                step=self.step,
+                mark=self.mark,
+                longest=longest,
+                source=source,
+                own=source == self.rank_info.rank,
+                head=head,
+                padded=padded,
+            )
+            for frame, source, head in zip(arrived, sources, heads, strict=True)
+        ]
 
     async def _gather_frames(
         self, frame: torch.Tensor, payload: int, limit: int | None
     ) -> list[torch.Tensor]:
-        if limit is None:
+        if limit is None or self._is_padded(limit):
             gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frame, payload)))
             return list(gathered)
         sizes = await self._lengths(frame, limit)
@@ -458,7 +496,7 @@ class _Rounds:
                 length = frames.frame_bytes(parts, False)
                 frame = torch.empty(length, dtype=torch.uint8, device=parts[0].device)
             await _Ask(frames.Broadcast(frame, src, frames.parts_bytes(parts) if mine else 0))
-            received = self._unpack(frame, parts, None, src)
+            (received,) = self._unpack([frame], parts, None, [src])
             for index, request in alike.items():
                 answers[index] = received[: len(request.parts)]
                 received = received[len(request.parts) :]
@@ -472,19 +510,20 @@ class _Rounds:
             for rank in range(self.rank_info.size)
         ]
         mine = outgoing[self.rank_info.rank]
-        outgoing_frames = tuple(
-            frames.pack(parts, step=self.step, mark=self.mark, ragged=ragged) for parts in outgoing
-        )
-        lengths = [frames.frame_bytes(mine, ragged)] * self.rank_info.size
         longest: list[int] | None = None
+        limit: int | None = None
         if ragged:
             longest = [most for request in scatters.values() for most in request.longest or ()]
-            lengths = await self._lengths_for_me(outgoing_frames, frames.longest_frame(mine, longest))
+            limit = frames.longest_frame(mine, longest)
+        outgoing_frames = tuple(self._pack(parts, limit) for parts in outgoing)
+        lengths = [outgoing_frames[self.rank_info.rank].numel()] * self.rank_info.size
+        if limit is not None and not self._is_padded(limit):
+            lengths = await self._lengths_for_me(outgoing_frames, limit)
         payload = sum(frames.parts_bytes(parts) for parts in outgoing)
         arrived = cast(
             "list[torch.Tensor]", await _Ask(frames.AllToAll(outgoing_frames, tuple(lengths), payload))
         )
-        received = [self._unpack(f, mine, longest, rank) for rank, f in enumerate(arrived)]
+        received = self._unpack(arrived, mine, longest, range(self.rank_info.size))
         answers: dict[int, object] = {}
         position = 0
         for index, request in scatters.items():
@@ -507,7 +546,7 @@ class _Rounds:
         arrived = cast(
             "list[torch.Tensor]", await _Ask(frames.AllToAll(tuple(blocks), tuple(lengths), payload))
         )
-        return [self._unpack(arrived[rank], parts, None, rank) for rank in senders] if here else []
+        return self._unpack([arrived[rank] for rank in senders], parts, None, senders) if here else []
 
     async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor], limit: int) -> list[int]:
         """The lengths of the frames that the ranks have for this one: eight bytes to every other rank."""

@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
+
+
+class HostWaits(NamedTuple):
+    """How often the host waits for a GPU in a step, at most, besides once for each round of received frames.
+
+    Once per bucket it waits for the commit: whether all numbers were finite.
+    """
+
+    per_bucket: int = 1
+    per_tensor: int = 0
+    per_rank: int = 0
+    """For each rank whose payload is decoded."""
+    why: str = ""
+    """What the other waits are for."""
+
+    def most(self, tensors: int, ranks: int) -> int:
+        """In a bucket of so many tensors, with so many ranks."""
+        return self.per_bucket + self.per_tensor * tensors + self.per_rank * ranks
+
+    def __str__(self) -> str:
+        parts = {"bucket": self.per_bucket, "tensor": self.per_tensor, "rank": self.per_rank}
+        told = " and ".join(f"{times} per {what}" for what, times in parts.items() if times) or "none"
+        return f"{told} ({self.why})" if self.why else told
 
 
 @dataclass(frozen=True)
@@ -28,8 +52,17 @@ class Configured:
     """How many collectives follow one another in a step."""
     compute: ClassVar[str] = ""
     """The work of a step besides communication, in words."""
+    waits: ClassVar[HostWaits] = HostWaits()
+    """How often the host waits for a GPU, without the methods in its options; tests count it."""
     reference: ClassVar[str] = ""
     """The paper."""
+
+    @property
+    def host_waits(self) -> HostWaits:
+        """How often the host waits for a GPU, with the methods in its options."""
+        return _longest(
+            [self.waits, *(method.host_waits for method in _inside(list(self.options().values())))]
+        )
 
     def options(self) -> dict[str, Any]:
         """The options and their values, by name."""
@@ -43,6 +76,20 @@ class Configured:
             if (number == 0 and f.metadata.get("main", True)) or getattr(self, f.name) != f.default
         ]
         return f"{self.name}({', '.join(told)})" if told else self.name
+
+
+def _inside(value: object) -> list[Configured]:
+    """The methods in an option's value."""
+    if isinstance(value, Configured):
+        return [value]
+    parts = cast("list[object]", value) if isinstance(value, list | tuple) else []
+    return [method for part in parts for method in _inside(part)]
+
+
+def _longest(waits: Sequence[HostWaits]) -> HostWaits:
+    """The most of each kind."""
+    most = [max(counts) for counts in zip(*(each[:3] for each in waits), strict=True)]
+    return HostWaits(*most, why=", ".join(dict.fromkeys(each.why for each in waits if each.why)))
 
 
 def text_of(value: object) -> str:

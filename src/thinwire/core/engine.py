@@ -392,7 +392,15 @@ class Engine:
             await tell_all(note, layouts[0].device)
             note = None
         tasks = [self._serve(group, views) for group in groups]
-        await together(tasks, self.exchange_ranks, step=self.step, mark=mark, link=self.link, note=note)
+        await together(
+            tasks,
+            self.exchange_ranks,
+            step=self.step,
+            mark=mark,
+            link=self.link,
+            note=note,
+            pads=bool(self.executors) and self.executors[0].pads,
+        )
 
     def _note(self, groups: Sequence[Group]) -> agreement.Note | None:
         """Where this rank is: in the first step, in every 64th after it, and in the first after a load."""
@@ -434,7 +442,7 @@ class Engine:
             x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
         if ch.finite is None and self.remembers:
-            await ch.commit(is_finite(out))
+            await ch.commit(is_finite(out) if out.device.type == "cpu" else out.isfinite().all())
         if ch.finite is False and not traits.elementwise:
             out.fill_(torch.nan)
         if not direct:

@@ -38,6 +38,14 @@ def own() -> Any:
     return field(metadata={"kind": "own"})
 
 
+def hint(default: Any) -> Any:
+    """A field that is no tensor: what this process knows of the others without reading them.
+
+    It is not saved, and forgotten when the tensors are restored. It spares the host a wait for a device.
+    """
+    return field(default=default, metadata={"hint": default}, kw_only=True)
+
+
 @dataclass
 class State:
     """Base class of states: a dataclass of tensors, each declared with one of the functions above."""
@@ -60,8 +68,15 @@ class State:
 
     def restore(self, copies: Mapping[str, torch.Tensor]) -> None:
         """Undo all changes since these copies were made."""
+        tensors = self.coordinates() | self.by_layout()
         for name, copy in copies.items():
-            cast(torch.Tensor, getattr(self, name)).copy_(copy)
+            tensors[name].copy_(copy)
+        self.forget_hints()
+
+    def forget_hints(self) -> None:
+        for each in fields(self):
+            if "hint" in each.metadata:
+                setattr(self, each.name, each.metadata["hint"])
 
 
 @dataclass(frozen=True)

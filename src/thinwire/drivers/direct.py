@@ -3,7 +3,7 @@
 The hook itself issues the operation, and the program ends in the callback that delivers the answer. This is
 safe because no second operation follows: lanes exist to avoid collectives issued from a future's callback
 (see `lanes.py`). It saves two thread switches per bucket, which on small buckets cost more than everything
-else that thinwire does.
+else that thinwire does. For tensors on a CPU only: what a callback queues on a GPU would need a stream.
 """
 
 from __future__ import annotations

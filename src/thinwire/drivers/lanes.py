@@ -29,6 +29,7 @@ from thinwire import log
 from thinwire.core.channel import Program
 from thinwire.drivers.blocking import drive_until_commit, finish
 from thinwire.net.executor import ProcessGroupExecutor
+from thinwire.net.streams import CUDA, Stream, Streams, refuse_capture
 
 EXIT_TIMEOUT = 5.0
 """How long the end of a program waits for the lanes, in seconds."""
@@ -126,15 +127,21 @@ class Lanes:
     """
 
     def __init__(
-        self, executors: Sequence[ProcessGroupExecutor], *, overlap: bool, outlast_steps: bool = False
+        self,
+        executors: Sequence[ProcessGroupExecutor],
+        *,
+        overlap: bool,
+        outlast_steps: bool = False,
+        streams: Streams = CUDA,
     ) -> None:
         self._wires = list(executors)
+        self._on = streams
         self._abandoned = threading.Event()
         if outlast_steps:
             for wire in self._wires:
                 wire.leave_when(self._abandoned)
         self._broken: BaseException | None = None
-        self._streams: dict[tuple[int, torch.device], Any] = {}
+        self._streams: dict[tuple[int, torch.device], Stream] = {}
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
         self._under_way: set[object] = set()
@@ -150,22 +157,26 @@ class Lanes:
 
     def submit(self, number: int, job: Job) -> None:
         """Submit a program to lane `number` (modulo the number of lanes)."""
-        job.step.enter()
-        job = replace(job, done=self._until_done(job.done))
         number %= len(self._wires)
         scope = self._scope(number, job.device)
+        job.step.enter()
+        job = replace(job, done=self._until_done(job.done, scope))
         self._put(number, lambda: self._rounds(number, job, scope))
 
     def _until_done(
-        self, done: Callable[[BaseException | None], None]
+        self, done: Callable[[BaseException | None], None], scope: Scope
     ) -> Callable[[BaseException | None], None]:
-        """The job counts as under way until its end is told: the program may end in the same moment."""
+        """The job counts as under way until its end is told: the program may end in the same moment.
+
+        The end is told on the lane's stream, whoever tells it: the host's future then waits for that stream.
+        """
         key = object()
         self._under_way.add(key)
 
         def told(error: BaseException | None) -> None:
             self._under_way.discard(key)
-            done(error)
+            with scope():
+                done(error)
 
         return told
 
@@ -209,15 +220,19 @@ class Lanes:
 
     def _scope(self, number: int, device: torch.device) -> Scope:
         """On CUDA a stream of the lane's own, behind what the training loop has queued so far."""
-        if device.type != "cuda":
+        on = self._on
+        if device.type not in on.kinds:
             return nullcontext
-        stream = self._streams.setdefault((number, device), torch.cuda.Stream(device))
-        ready = torch.cuda.current_stream(device).record_event()
+        refuse_capture(on)
+        if (number, device) not in self._streams:
+            self._streams[number, device] = on.new(device)
+        stream = self._streams[number, device]
+        ready = on.record(on.current(device))
 
         @contextmanager
         def on_stream() -> Generator[None]:
-            with torch.cuda.stream(stream):
-                stream.wait_event(ready)
+            with on.use(stream):
+                on.wait(stream, ready)
                 yield
 
         return on_stream
@@ -247,8 +262,7 @@ class Lanes:
             return
         if commit_request is None:
             job.step.leave()
-            with scope():
-                job.done(None)
+            job.done(None)
             return
         job.step.park(job, commit_request.finite, lambda: self._put(number, lambda: self._finish(job, scope)))
 
@@ -256,7 +270,7 @@ class Lanes:
         try:
             with scope():
                 finish(job.program, job.step.committed)
-                job.done(None)
+            job.done(None)
         except BaseException as error:
             self._broken = error
             job.done(error)

@@ -122,9 +122,11 @@ def session_with_driver(
     **options: Any,
 ) -> tuple[Session, Lanes | Direct]:
     """A session for a backward pass, and what runs its programs; the options are those of `Session`."""
-    on_cpu = dist.get_backend(group) == "gloo"
-    direct = overlap and on_cpu and exchange.traits.single_mean
-    lanes = LANES if overlap and on_cpu and not direct else 1
+    on_gloo = dist.get_backend(group) == "gloo"
+    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters.values())
+    direct = overlap and on_gloo and on_cpu and exchange.traits.single_mean
+    # Communicators of NCCL must not run side by side in an order that may differ between ranks.
+    lanes = LANES if overlap and on_gloo and not direct else 1
     session = Session(parameters.items(), exchange, group, lanes=lanes, **options)
     executors = session.engine.executors
     return session, Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)

@@ -20,7 +20,7 @@ from thinwire.kernels.feedback import (
     select_feedback_threshold,
     select_feedback_topk,
 )
-from thinwire.kernels.finite import all_finite
+from thinwire.kernels.finite import all_finite, all_flags, finite_flag
 from thinwire.kernels.gaussian import gaussiank
 from thinwire.kernels.gspar import gspar_budget, gspar_probabilities, gspar_sample
 from thinwire.kernels.laq import laq_apply, laq_norms, laq_quantise
@@ -54,6 +54,7 @@ __all__ = [
     "PerChunk",
     "a2sgd_apply",
     "all_finite",
+    "all_flags",
     "block_of",
     "chunk_argmax",
     "chunk_argmax_sum",
@@ -67,6 +68,7 @@ __all__ = [
     "feedback_gaussiank",
     "feedback_threshold",
     "feedback_topk",
+    "finite_flag",
     "gaussiank",
     "gspar_budget",
     "gspar_probabilities",

@@ -62,9 +62,12 @@ def select_feedback_threshold(residual: Tensor, grad: Tensor, t: float) -> tuple
 
 
 def commit_feedback(residual: Tensor, grad: Tensor, indices: Tensor) -> None:
-    """residual += grad, then zero at `indices` (strictly ascending int32), in one pass."""
+    """residual += grad, then zero at `indices` (strictly ascending int32), in one pass.
+
+    On other devices than a CPU the indices must have been checked before (`ascending_flag`).
+    """
     check.residual_and_grad(residual, grad)
-    if not ascending_in_range(indices, residual.numel()):
+    if residual.device.type == "cpu" and not ascending_in_range(indices, residual.numel()):
         raise PayloadError(f"indices must ascend strictly within [0, {residual.numel()})")
     dispatch(reference.commit_feedback, residual, grad, indices)
 

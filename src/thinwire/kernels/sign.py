@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from thinwire.kernels import check
@@ -18,8 +19,8 @@ def sign_pack(x: Tensor) -> Tensor:
     return dispatch(reference.sign_pack, x)
 
 
-def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
-    """The sign bits and the mean of |x| (summed in double precision), in one pass."""
+def sign_pack_mean(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sign bits and the mean of |x|, a tensor with one float64, in one pass."""
     check.flat_float("x", x)
     return dispatch(reference.sign_pack_mean, x)
 
@@ -42,20 +43,22 @@ def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
     return dispatch(reference.sign_pack_means, x, bucket)
 
 
-def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
-    """The sign bits, the mean of the entries >= 0 and the (signed) mean of the others, in one pass."""
+def onebit_pack(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sign bits, and the two means of `two_means`, in one pass."""
     check.flat_float("x", x)
     return dispatch(reference.onebit_pack, x)
 
 
-def sign_unpack(packed: Tensor, scale: float, numel: int, out: Tensor) -> None:
-    """out = +scale or -scale by the bit."""
-    onebit_mean([packed], [scale], [-scale], numel, out)
+def sign_unpack(packed: Tensor, scale: Tensor, numel: int, out: Tensor) -> None:
+    """out = +scale or -scale by the bit; the scale is a tensor with one entry."""
+    sign_mean([packed], [scale], numel, out)
 
 
-def sign_mean(packed: Sequence[Tensor], scales: Sequence[float], numel: int, out: Tensor) -> None:
+def sign_mean(packed: Sequence[Tensor], scales: Sequence[Tensor], numel: int, out: Tensor) -> None:
     """out = the mean over workers of scale_w * sign_w, summed in rank order."""
-    onebit_mean(packed, scales, [-scale for scale in scales], numel, out)
+    for scale in scales:
+        check.scales(scale, 1)
+    onebit_mean(packed, [torch.cat([scale, -scale]) for scale in scales], numel, out)
 
 
 def sign_means(
@@ -71,13 +74,13 @@ def sign_means(
     dispatch(reference.sign_means, packed, scales, bucket, numel, out)
 
 
-def onebit_mean(
-    packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
-) -> None:
-    """out = the mean over workers of (plus_w where the bit is 1, minus_w elsewhere)."""
-    _check_payloads(numel, packed, plus, minus)
+def onebit_mean(packed: Sequence[Tensor], pairs: Sequence[Tensor], numel: int, out: Tensor) -> None:
+    """out = the mean over workers of the first of their pair where the bit is 1, of the second elsewhere."""
+    _check_payloads(numel, packed, pairs)
+    for pair in pairs:
+        check.scales(pair, 2)
     check.output(out, numel)
-    dispatch(reference.onebit_mean, packed, plus, minus, numel, out)
+    dispatch(reference.onebit_mean, packed, pairs, numel, out)
 
 
 def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
@@ -86,7 +89,7 @@ def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
     return dispatch(reference.sign_majority, packed, numel)
 
 
-def _check_payloads(numel: int, packed: Sequence[Tensor], *scales: Sequence[float]) -> None:
+def _check_payloads(numel: int, packed: Sequence[Tensor], *scales: Sequence[Tensor]) -> None:
     check.workers(packed, *scales)
     for codes in packed:
         check.packed(codes, check.packed_length(1, numel))

@@ -7,11 +7,11 @@ from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import ternary as reference
 
 
-def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, float]:
+def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, Tensor]:
     """2-bit codes and their scale: max |x| after clipping at `clip_sigma` population standard deviations.
 
-    Unbiased with respect to the clipped tensor. The scale is 0 for an all-zero tensor, NaN if an entry is not
-    finite.
+    The scale is a tensor with one float32. Unbiased with respect to the clipped tensor. The scale is 0 for an
+    all-zero tensor, NaN if an entry is not finite.
     """
     check.flat_float("x", x)
     if clip_sigma is not None and not clip_sigma > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -74,13 +73,10 @@ class A2SGD(Exchange):
         return ("a2sgd",)
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
-        own = torch.tensor(kernels.two_means(x), dtype=torch.float32, device=x.device)  # mu+_i, mu-_i
+        own = kernels.two_means(x)  # mu+_i, mu-_i
         mean = await ch.mean(own)  # mean_l mu+_l, mean_l mu-_l
-        await ch.commit(bool(mean.isfinite().all()))
-        own_plus, own_minus = cast("list[float]", own.tolist())
-        plus, minus = cast("list[float]", mean.tolist())
-        # out = g + (plus - own_plus) on P + (minus - own_minus) on N
-        kernels.a2sgd_apply(x, own_plus, own_minus, plus, minus, out)
+        await ch.commit(mean.isfinite().all())
+        kernels.a2sgd_apply(x, own, mean, out)  # out = g + (mean mu+ - mu+_i) on P + the same on N
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         """Without the averaging of the parameters, which is not part of a step."""

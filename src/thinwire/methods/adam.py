@@ -84,7 +84,7 @@ class Adam(Around):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: AdamState, ch: Channel) -> None:
         if self.is_exact(ch.step):
             await ch.mean(x, out)  # out = (1/W) sum g
-            if await ch.commit(bool(out.isfinite().all())):
+            if await ch.commit(out.isfinite().all()):
                 state.m.lerp_(out.to(state.m.dtype), 1 - self.beta1)  # m = beta1 m + (1 - beta1) out
             return
         u = torch.lerp(state.m, x.to(state.m.dtype), 1 - self.beta1)  # u = beta1 m + (1 - beta1) g

@@ -83,10 +83,10 @@ class DeMo(SparseByRatio):
         mean = await self.average(c, chunks.total, c.indices.numel(), ch)
         if await ch.commit(mean.finite):
             state.subtract(m, c, mean.lost, coefficients)  # m = m - DCT^-1(c)
-        mean.write(coefficients)
+        mean.write(coefficients, ch)
         kernels.inverse_dct(coefficients, chunks, m)
         step = m.sign_() if self.sign else m  # out = sign(DCT^-1((1/W) sum c))
-        out.copy_(step if mean.finite else step.fill_(torch.nan))  # the sign of infinity would be finite
+        out.copy_(step if ch.finite else step.fill_(torch.nan))  # the sign of infinity would be finite
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         chunks = chunks_of(layout, self.chunk)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, State, Traits
+from thinwire.core import Channel, Exchange, HostWaits, Layout, State, Traits
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Dense(Exchange):
     formula = "itemsize * n"
     rounds_per_step = "1 (a mean)"
     compute = "none"
+    waits = HostWaits(0)
 
     @property
     def traits(self) -> Traits:
@@ -57,4 +58,4 @@ def mean_of_all(received: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
 async def exact_mean(x: torch.Tensor, out: torch.Tensor, ch: Channel) -> None:
     """A dense step of a method with state."""
     await ch.mean(x, out)
-    await ch.commit(kernels.all_finite(out))
+    await ch.commit(kernels.finite_flag(out))

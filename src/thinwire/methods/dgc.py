@@ -92,7 +92,7 @@ class DGC(SparseByRatio):
             if await ch.commit(mean.finite):
                 v.commit(mean.lost)  # v = v - c
                 masked(state.m, m, c.indices)  # m = 0 where c was sent
-        mean.write(out)  # out = (1/W) sum c
+        mean.write(out, ch)  # out = (1/W) sum c
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, values=None, reduce="gather", momentum=0.0, clip=None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, momentum, own
+from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, hint, momentum, own
 from thinwire.errors import ConfigError
 from thinwire.methods.families.momentum import corrected
 from thinwire.methods.families.wrapped import Around, Wrapping
@@ -21,6 +21,7 @@ class EF21State(Wrapping):
     v: torch.Tensor = momentum()
     h: torch.Tensor = momentum()
     ranks: torch.Tensor = own()
+    known: int = hint(0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class EF21(Around):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: EF21State, ch: Channel) -> None:
         v, _ = corrected(x, state.v, self.momentum)  # v = a v + g
         h = state.h
-        if int(state.ranks) not in (0, ch.size):  # loaded with another world size: each rank has a part of h
+        if (state.known or int(state.ranks)) not in (0, ch.size):  # of another world size: a part of h
             h = await ch.mean(h)
         c = torch.empty_like(v)
         committed = await self.pass_on(v - state.v, c, state, ch)  # c = (1/W) sum C(v_i - h_i)
@@ -91,6 +92,7 @@ class EF21(Around):
             state.v.copy_(v)
             state.h.copy_(h)
             state.ranks.fill_(ch.size)
+            state.known = ch.size
         out.copy_(h)
 
     def exact(self) -> Exchange | None:

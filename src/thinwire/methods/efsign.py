@@ -11,7 +11,7 @@ from thinwire import kernels
 from thinwire.core import Channel, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import DenseMemory, Residual
-from thinwire.methods.families.quantised import Parts, Quantised, Reduce, padded, reduce_option, scales
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, padded, reduce_option
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,14 @@ class EFSign(Quantised):
         if self.bucket is not None:
             return list(kernels.sign_pack_means(v, self.bucket))
         bits, magnitude = kernels.sign_pack_mean(v)
-        return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
+        return [bits, magnitude.float()]
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        codes = [bits for bits, _ in received]
-        if self.bucket is not None:
-            kernels.sign_means(codes, [each for _, each in received], self.bucket, out.numel(), out)
-            return
-        magnitudes = [scales(magnitude, 1)[0] for _, magnitude in received]
-        kernels.sign_mean(codes, magnitudes, out.numel(), out)
+        codes, magnitudes = [bits for bits, _ in received], [each for _, each in received]
+        if self.bucket is None:
+            kernels.sign_mean(codes, magnitudes, out.numel(), out)
+        else:
+            kernels.sign_means(codes, magnitudes, self.bucket, out.numel(), out)
 
     def encode_padded(self, v: torch.Tensor, n: int, seed: int, rotation: int) -> list[torch.Tensor]:
         del rotation  # it has none

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange
+from thinwire.core import Channel, Exchange, HostWaits
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
 from thinwire.methods.families.sparse import SparseByRatio
 
@@ -40,6 +40,7 @@ class GaussianK(SparseByRatio):
     formula_note = "where k is about ratio * n and depends on the gradient"
     rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
     compute = "two passes for mean and deviation, and up to eight passes to count (always eight on a GPU)"
+    waits = HostWaits(1, 1, why="the number of entries above the threshold")
     reference = """Shi, Chu, Cheung and See, "Understanding top-k sparsification in distributed deep
     learning", 2019"""
     ragged = True
@@ -56,7 +57,10 @@ class GaussianK(SparseByRatio):
             mean = await self.average(c, n, k, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost)  # e = u - c
-        mean.write(out)  # out = (1/W) sum c
+        mean.write(out, ch)  # out = (1/W) sum c
+
+    def most(self, n: int, k: int) -> int:
+        return min(n, max(k, 4 * k // 3))
 
     def exact(self) -> Exchange | None:
         return super().exact() if self.ratio == 1 else None

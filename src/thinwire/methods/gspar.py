@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, State, Traits, checks
+from thinwire.core import Channel, Exchange, HostWaits, Layout, State, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.kernels.gspar import LARGEST
 from thinwire.methods.families import sampled
@@ -26,7 +26,6 @@ class GSpar(Exchange):
 
     Entries with p < 1 all have the magnitude 1/lambda and cost a position (a Rice code) and a sign bit. Only
     those with p = 1 are sent with their values. There is no residual: the price is variance, not bias.
-
     The variance is V = (1/W^2) sum_i sum_j g_ij^2 (1/p_ij - 1). A split reduction samples the mean S again,
     which adds E sum_j S_j^2 (1/q_j - 1). W does not divide it; by `budget` it is epsilon (||mean g||^2 + V).
 
@@ -50,6 +49,7 @@ class GSpar(Exchange):
     formula_note = "where sure entries have p = 1 and drawn ones p < 1; together they are about ratio * n"
     rounds_per_step = "2 (the lengths, then a gather), or 4 with the split reduction, from five ranks on"
     compute = "a few passes for the probabilities, one to draw, one addition per received entry"
+    waits = HostWaits(1, 6, why="lambda, and how many entries are sent")
     reference = """Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
     distributed optimization", 2018"""
     ratio: float = 0.1
@@ -77,7 +77,7 @@ class GSpar(Exchange):
         reduce = sampled.split if self.splits(x.numel(), ch.size) else sampled.gather
         mean = await reduce(x, self.sample, ch)
         await ch.commit(mean.finite)
-        mean.write(out)
+        mean.write(out, ch)
 
     def sample(self, x: torch.Tensor, seed: int) -> sampled.Sample:
         return sampled.Sample(*kernels.gspar_sample(x, self.lam(x), seed))

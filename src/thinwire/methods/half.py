@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, State, Traits
+from thinwire.core import Channel, Exchange, HostWaits, Layout, State, Traits
 from thinwire.methods.dense import mean_of_all
 
 
@@ -20,6 +20,7 @@ class _Cast(Exchange):
     formula = "2 * n"
     rounds_per_step = "1 (a mean)"
     compute = "two conversions per entry"
+    waits = HostWaits(0)
     wire_dtype: ClassVar[torch.dtype]
 
     @property

@@ -56,7 +56,7 @@ class HeavyBall(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: HeavyBallState, ch: Channel) -> None:
         m, v = corrected(x, state.m, self.momentum, self.nesterov)  # m = a m + g
         await ch.mean(v.to(x.dtype), out)  # out = (1/W) sum m
-        if await ch.commit(bool(out.isfinite().all())):
+        if await ch.commit(out.isfinite().all()):
             state.m.copy_(m)
 
     def exact(self) -> Exchange:

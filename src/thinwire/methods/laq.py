@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.core import Channel, Exchange
+from thinwire.core import Channel, Exchange, HostWaits
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import UNCODED, Lazy, LazyState, LazyStep
 
@@ -22,6 +22,7 @@ class QuantisedLazy(Lazy):
     """
 
     formula = "1 + ceil(n * bits / 8) + 4"
+    waits = HostWaits(7, 4, 1, "the rule decides on the host, from the radius and the norms of each tensor")
     enough_bits: ClassVar[int] = 4
     """Fewer lose so much of a change that the rule skips it, even if no entry stands out."""
 

@@ -9,7 +9,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.core import Channel, State
-from thinwire.kernels.natural import NOT_FINITE
+from thinwire.kernels.natural import LARGEST_OFFSET
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
@@ -57,5 +57,5 @@ class Natural(Quantised):
     def code_bytes(self, n: int) -> int:
         return n + 1
 
-    def finite(self, received: Sequence[Parts]) -> bool:
-        return all(int(parts[0][-1]) != NOT_FINITE for parts in received)
+    def finite(self, received: Sequence[Parts]) -> torch.Tensor:
+        return torch.stack([parts[0][-1] for parts in received]).max() <= LARGEST_OFFSET

@@ -10,7 +10,7 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel
 from thinwire.methods.families.feedback import DenseMemory, Residual
-from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option, scales
+from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,11 @@ class OneBit(Quantised):
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
         """Where v >= 0, packed, and the means m+ and m-."""
-        bits, plus, minus = kernels.onebit_pack(v)
-        return [bits, torch.tensor([plus, minus], dtype=torch.float32, device=v.device)]
+        return list(kernels.onebit_pack(v))
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        means = [scales(pair, 2) for _, pair in received]
-        plus, minus = [m for m, _ in means], [m for _, m in means]
-        kernels.onebit_mean([bits for bits, _ in received], plus, minus, out.numel(), out)
+        codes, means = [bits for bits, _ in received], [pair for _, pair in received]
+        kernels.onebit_mean(codes, means, out.numel(), out)
 
     def code_bytes(self, n: int) -> int:
         return -(-n // 8) + 8

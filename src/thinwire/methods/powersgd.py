@@ -67,19 +67,24 @@ class PowerSGD(LowRank):
         # All tensors send their longer factors in the same steps: `payload_bytes` is that of such a step.
         turned = self.alternate and (n >= m) == (ch.step % 2 == 0)  # sending P is the same with M^T
         p, q = (state.q, state.p) if turned else (state.p, state.q)
-        start = first_factor(p if self.alternate else q, ch, warm=self.warm_start)
+        start = first_factor(p if self.alternate else q, ch, warm=self.warm_start, begun=state.begun)
+        finite: bool | torch.Tensor = True
         with DenseMemory(state.error, x, out) as memory:
             M = matrix(memory.u.float(), m, turned)  # M = g + e
             if not self.alternate:
                 start = await ch.mean(M @ start)  # P = mean M Q
-                if not bool(start.isfinite().all()):  # the same on all ranks: all skip the second round
+                finite = start.isfinite().all()
+                if x.device.type != "cpu":  # the host does not wait for the answer: the commit has it
+                    start = torch.where(finite, start, 0.0)
+                elif not finite:  # the same on all ranks: all skip the second round
                     await ch.commit(False)
                     return
             P = orthogonalise(start)
             mine = M.T @ P  # Q_i = M^T P
             Q = await ch.mean(mine)  # Q = mean Q_i
-            if await ch.commit(bool(Q.isfinite().all())):
+            if await ch.commit(Q.isfinite().all() & finite):
                 q.copy_(Q)
+                state.begun = True
                 e = memory.commit()
                 if self.feedback:
                     matrix(e, m, turned).addmm_(P, mine.T, alpha=-1)  # e = M - P Q_i^T

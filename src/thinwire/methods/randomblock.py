@@ -80,7 +80,7 @@ class RandomBlock(Exchange):
             u += torch.cat([state.error[s : s + first], state.error[: k - first]])  # u = g + e, on B
         u = poisoned(u, x)
         mean = await ch.mean(u, u)
-        if await ch.commit(kernels.all_finite(mean)) and self.feedback:
+        if await ch.commit(kernels.finite_flag(mean)) and self.feedback:
             kernels.feedback_block(state.error, x, s, k, clear=out)  # e = u, and 0 on B;  out = 0
         else:
             out.zero_()

@@ -61,7 +61,7 @@ class RandomK(SparseByRatio):
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
         n, k = x.numel(), self.count(x.numel(), ch.step)
-        indices = draw(n, k, ch.shared_rng() if self.shared else ch.private_rng())  # I
+        indices = draw(n, k, ch.shared_rng() if self.shared else ch.private_rng()).to(x.device)  # I
         with SparseMemory(state.error, x, out) as u:  # u = g + e
             c = u.take_at(indices)  # c = u on I
             if not self.feedback and self.scale is not None:
@@ -72,7 +72,7 @@ class RandomK(SparseByRatio):
                 mean = await self.average(c, n, k, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost)  # e = u - c
-        mean.write(out)  # out = (1/W) sum c
+        mean.write(out, ch)  # out = (1/W) sum c
 
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         if self.shared:
@@ -82,14 +82,13 @@ class RandomK(SparseByRatio):
 
 def draw(numel: int, k: int, rng: torch.Generator) -> torch.Tensor:
     """k different numbers below numel, ascending, every set equally likely, without touching all of them."""
-    device = rng.device
     if 4 * k >= numel:
-        drawn = torch.randperm(numel, generator=rng, device=device)[:k]
+        drawn = torch.randperm(numel, generator=rng)[:k]
         return drawn.sort().values.to(torch.int32)
     # Draw with replacement until k are different; then drop surplus ones at random.
-    found = torch.empty(0, dtype=torch.int64, device=device)
+    found = torch.empty(0, dtype=torch.int64)
     while found.numel() < k:
-        more = torch.randint(numel, (2 * k + 8,), generator=rng, device=device)
+        more = torch.randint(numel, (2 * k + 8,), generator=rng)
         found = cast(torch.Tensor, torch.cat([found, more]).unique())
-    surplus = torch.randperm(found.numel(), generator=rng, device=device)[:k]
+    surplus = torch.randperm(found.numel(), generator=rng)[:k]
     return found[surplus].sort().values.to(torch.int32)

@@ -9,9 +9,9 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Traits, checks
 from thinwire.core.traits import Scope
-from thinwire.methods.families.feedback import Residual, poisoned
+from thinwire.methods.families.feedback import Entries, Residual, poisoned
 from thinwire.methods.families.indices import LONGEST_CHUNK, ChunkCode, ShortestCode
-from thinwire.methods.families.sparse import count_of
+from thinwire.methods.families.sparse import SparseMean, count_of
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class ScaleCom(Exchange):
             coded = code.encode(code.choose(m, x))  # I = top_k(p_l)
         indices = code.decode((await ch.broadcast([coded], leader))[0])
         where, old = indices.long(), m[indices.long()]
-        p = poisoned(old + x[where], x)  # p = m + g on I
-        p = await ch.mean(p, p)
-        if await ch.commit(kernels.all_finite(p)):
+        p = poisoned(old + x[where], x, indices)  # p = m + g on I
+        mean = SparseMean([Entries(indices, await ch.mean(p, p))], n=x.numel())
+        if await ch.commit(mean.finite):
             if self.beta == 1:
                 kernels.commit_feedback(m, x, indices)  # m = m + g, and 0 on I
             else:
                 m.add_(x, alpha=self.beta)  # m = m + beta (g - p on I)
                 m[where] = (1 - self.beta) * old
-        kernels.scatter_mean([indices], [p], out)  # out = (1/W) sum p on I
+        mean.write(out, ch)  # out = (1/W) sum p on I
 
     def code(self, n: int) -> ShortestCode | ChunkCode:
         return ShortestCode(n, count_of(self.ratio, n)) if self.chunk is None else ChunkCode(n, self.chunk)

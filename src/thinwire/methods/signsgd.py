@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -73,7 +72,7 @@ class SignSGD(Quantised):
         n, two_shot = x.numel(), self.two_shot(x.numel(), ch.size)
         bits, own = self.encode(x, ch.private_seed())  # sign(g), and this rank's share of m
         majority, told = await vote(bits, own, ch, two_shot=two_shot)
-        await ch.commit(all(map(math.isfinite, told)))
+        await ch.commit(told.isfinite().all())
         m = signs.magnitude_of(told, self.scale)
         kernels.sign_unpack(majority, m, n, out)  # out = m sign(sum sign(g))
 

@@ -67,7 +67,7 @@ class Sketched(SketchOptions):
         v = state.v + u  # v = v + u
         if self.rows * cols + fetched >= n:  # a sketch would be no smaller than v
             v = await ch.mean(v, v)
-            if await ch.commit(kernels.all_finite(v)):
+            if await ch.commit(kernels.finite_flag(v)):
                 state.v.zero_()
                 masked(state.u, u, v[:0])
             out.copy_(v)
@@ -75,7 +75,8 @@ class Sketched(SketchOptions):
         table = torch.zeros(self.rows, cols, device=x.device)
         kernels.sketch_insert(v, self.rows, cols, seed, table)
         S = await self.averaged(table, ch)  # S = (1/W) sum sketch(v)
-        if not kernels.all_finite(S.view(-1)):  # the same on all ranks: all skip the second round
+        finite = kernels.finite_flag(S.view(-1))
+        if finite is False:  # the same on all ranks: all skip the second round
             await ch.commit(False)
             return
         if fetched:
@@ -86,7 +87,7 @@ class Sketched(SketchOptions):
             kernels.sketch_query(S, n, seed, e)  # e = unsketch(S), in one round
         largest, values = kernels.topk(e, k)
         J = heavy[largest.long()]  # J = the k largest of e
-        if await ch.commit(kernels.all_finite(values)):
+        if await ch.commit(kernels.all_flags([finite, kernels.finite_flag(values)])):
             masked(state.v, v, J)  # v[J] = 0
             masked(state.u, u, J)  # u[J] = 0
         kernels.scatter_mean([J], [values], out)  # out[J] = e[J]

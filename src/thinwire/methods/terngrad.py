@@ -60,8 +60,7 @@ class TernGrad(Quantised):
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
         """The numbers sign(v) b, packed, and the scale s."""
-        codes, s = kernels.ternary_quantise(v, self.clip, seed)
-        return [codes, torch.tensor([s], dtype=torch.float32, device=v.device)]
+        return list(kernels.ternary_quantise(v, self.clip, seed))
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
         n = out.numel()

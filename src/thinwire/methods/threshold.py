@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, checks
+from thinwire.core import Channel, Exchange, HostWaits, Layout, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
 from thinwire.methods.families.sparse import Sparse
@@ -44,6 +44,7 @@ class Threshold(Sparse, _ValueOption):
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "where k is the number of entries above the value"
     rounds_per_step = "2 (the lengths, then a gather), or 3 with the split reduction"
+    waits = HostWaits(1, 1, why="the number of entries above the value")
     reference = 'Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015'
     ragged = True
     proven_codes = ("qsgd",)
@@ -61,7 +62,7 @@ class Threshold(Sparse, _ValueOption):
             mean = await self.average(c, n, n, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost)  # e = u - c
-        mean.write(out)  # out = (1/W) sum c
+        mean.write(out, ch)  # out = (1/W) sum c
 
     def splits(self, n: int, k: int, size: int) -> bool:
         return self.reduce == "split" and size > 1

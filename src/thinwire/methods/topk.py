@@ -78,7 +78,7 @@ class TopK(SparseByRatio):
             mean = await self.average(c, n, k, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost, self.decay)  # e = beta (u - c)
-        mean.write(out)  # out = (1/W) sum c
+        mean.write(out, ch)  # out = (1/W) sum c
 
     def count(self, n: int, step: int) -> int:
         return super().count(n, step) if self.chunk is None else self.per_chunk(self.chunk, step).total(n)

@@ -23,6 +23,8 @@ from thinwire.net.link import Links, parse
 from thinwire.net.liveness import Liveness
 from thinwire.net.meter import Meter, Tally
 from thinwire.net.rank_info import Hosts, RankInfo
+from thinwire.net.staging import Staging
+from thinwire.net.streams import CUDA, Streams, refuse_capture
 from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
 
 
@@ -41,6 +43,7 @@ class ProcessGroupExecutor:
         *,
         liveness: Liveness | None = None,
         inside: bool = False,
+        streams: Streams = CUDA,
     ) -> None:
         self.group = group
         self.meter = meter
@@ -50,7 +53,13 @@ class ProcessGroupExecutor:
         self._abandoned: threading.Event | None = None
         self._shortest_barrier = math.inf
         self._courier: Courier | None = None
-        self._cost_of = cost_on_gloo if dist.get_backend(group) == "gloo" else cost_of
+        on_gloo = dist.get_backend(group) == "gloo"
+        self._cost_of = cost_on_gloo if on_gloo else cost_of
+        self.pads = not on_gloo
+        """Whether a payload of varying length is padded to its bound if that is short: a round of lengths
+        would make the host wait for the device."""
+        self._streams = streams
+        self._staging = Staging(streams) if on_gloo else None
         self._liveness = liveness or Liveness(group, session or group.group_name)
         self._inside = inside
         self._levels: dict[bool, ProcessGroupExecutor] = {}
@@ -61,7 +70,7 @@ class ProcessGroupExecutor:
             if hosts.rank_info.rank in ranks:
                 group = subgroup(self.group, ranks)
                 self._levels[inside] = ProcessGroupExecutor(
-                    group, self.meter, liveness=self._liveness, inside=inside
+                    group, self.meter, liveness=self._liveness, inside=inside, streams=self._streams
                 )
 
     def execute(self, op: frames.Primitive) -> object:
@@ -224,24 +233,100 @@ class ProcessGroupExecutor:
 
     def _perform(self, op: Operation) -> tuple[object, costs.Cost, int]:
         cost, length = self._cost_of(op, self.rank_info)
+        device = _tensor_of(op).device
+        if device.type in self._streams.kinds:
+            refuse_capture(self._streams)
+            if self._staging is not None:
+                return self._staged(op, self._staging), cost, length
+        elif self._staging is None:
+            return self._carried(op), cost, length
+        return self._collective(op), cost, length
+
+    def _collective(self, op: Operation) -> object:
+        """The operation itself, on tensors that the backend can read."""
         match op:
             case frames.AllReduce():
+                if op.tensor.element_size() == 1:
+                    raise AssertionError(f"a sum of {op.tensor.dtype} would wrap around")
                 self._wait(self.group.allreduce([op.tensor]))
-                return op.tensor, cost, length
+                return op.tensor
             case frames.AllGather():
                 gathered = op.block.new_empty((self.rank_info.size, op.block.numel()))
                 self._wait(_all_gather(gathered.view(-1), op.block, self.group))
-                return gathered, cost, length
+                return gathered
             case frames.Broadcast():
                 self._wait(dist.broadcast(op.block, group=self.group, group_src=op.src, async_op=True))
-                return op.block, cost, length
+                return op.block
             case frames.AllToAll():
-                sizes = [block.numel() for block in op.blocks]
                 arrived = op.blocks[0].new_empty(sum(op.receive))
-                joined = torch.cat(op.blocks)
-                split = cast(Any, dist.all_to_all_single)
-                self._wait(split(arrived, joined, list(op.receive), sizes, group=self.group, async_op=True))
-                return list(torch.split(arrived, list(op.receive))), cost, length
+                self._all_to_all(arrived, torch.cat(op.blocks), op)
+                return list(torch.split(arrived, list(op.receive)))
+
+    def _all_to_all(self, arrived: torch.Tensor, joined: torch.Tensor, op: frames.AllToAll) -> None:
+        sizes = [block.numel() for block in op.blocks]
+        split = cast(Any, dist.all_to_all_single)
+        self._wait(split(arrived, joined, list(op.receive), sizes, group=self.group, async_op=True))
+
+    def _staged(self, op: Operation, staging: Staging) -> object:
+        """On gloo with tensors of a GPU: through pinned memory. The host waits once, for the copy to it."""
+        match op:
+            case frames.AllReduce(tensor=tensor):
+                (room,) = staging.begin(tensor.numel() * tensor.element_size())
+                host = room.view(tensor.dtype).view(tensor.shape)
+                staging.take([(host, tensor)])
+                self._collective(frames.AllReduce(host, op.payload_bytes))
+                staging.give([(host, tensor)])
+                return tensor
+            case frames.AllGather(block=block):
+                mine, rows = staging.begin(block.numel(), self.rank_info.size * block.numel())
+                staging.take([(mine, block)])
+                self._wait(_all_gather(rows, mine, self.group))
+                gathered = block.new_empty((self.rank_info.size, block.numel()))
+                staging.give([(rows, gathered.view(-1))])
+                return gathered
+            case frames.Broadcast(block=block):
+                (host,) = staging.begin(block.numel())
+                mine = op.src == self.rank_info.rank
+                staging.take([(host, block)] if mine else [])
+                self._collective(frames.Broadcast(host, op.src, op.payload_bytes))
+                staging.give([] if mine else [(host, block)])
+                return block
+            case frames.AllToAll(blocks=blocks):
+                sizes = [block.numel() for block in blocks]
+                joined, received = staging.begin(sum(sizes), sum(op.receive))
+                staging.take(list(zip(torch.split(joined, sizes), blocks, strict=True)))
+                self._all_to_all(received, joined, op)
+                arrived = blocks[0].new_empty(sum(op.receive))
+                staging.give([(received, arrived)])
+                return list(torch.split(arrived, list(op.receive)))
+
+    def _carried(self, op: Operation) -> object:
+        """On NCCL with tensors on the CPU, as at attach: through this rank's GPU."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        match op:
+            case frames.AllReduce(tensor=tensor):
+                moved = frames.AllReduce(tensor.to(device), op.payload_bytes)
+                return tensor.copy_(cast(torch.Tensor, self._collective(moved)))
+            case frames.AllGather(block=block):
+                moved = frames.AllGather(block.to(device), op.payload_bytes)
+                return cast(torch.Tensor, self._collective(moved)).cpu()
+            case frames.Broadcast(block=block):
+                moved = frames.Broadcast(block.to(device), op.src, op.payload_bytes)
+                return block.copy_(cast(torch.Tensor, self._collective(moved)))
+            case frames.AllToAll(blocks=blocks):
+                there = tuple(block.to(device) for block in blocks)
+                arrived = self._collective(frames.AllToAll(there, op.receive, op.payload_bytes))
+                return [block.cpu() for block in cast("list[torch.Tensor]", arrived)]
+
+
+def _tensor_of(op: Operation) -> torch.Tensor:
+    match op:
+        case frames.AllReduce():
+            return op.tensor
+        case frames.AllToAll():
+            return op.blocks[0]
+        case _:
+            return op.block
 
 
 class _Noted:

@@ -7,7 +7,7 @@ lock-step, or on a simulated network) only has to perform them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,10 +15,14 @@ import torch
 import xxhash
 
 from thinwire.errors import PayloadError
+from thinwire.net.device_sums import Head, device_sum, heads
 
 MAGIC = 0x77
 VERSION = 2
 RAGGED = 0x80
+ON_DEVICE = 0x40
+"""In the version of a frame that was sealed on another device than a CPU (`device_sums.py`)."""
+_FLAGS = RAGGED | ON_DEVICE
 _WHOSE = struct.Struct("<BBHI")  # magic, version, mark, step
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _WHOSE.size + _CHECKSUM.size
@@ -167,20 +171,34 @@ def _checksum_of(frame: memoryview) -> Checksum:
 
 def seal(frame: torch.Tensor) -> None:
     """Write the checksum of a frame into its header."""
-    memory = memory_of(frame)
-    _checksum_of(memory).write()
     if frame.device.type != "cpu":
-        frame[:HEADER_BYTES] = torch.frombuffer(memory[:HEADER_BYTES], dtype=torch.uint8)
+        frame[_WHOSE.size : HEADER_BYTES] = device_sum(frame, HEADER_BYTES).view(1).view(torch.uint8)
+        return
+    _checksum_of(memory_of(frame)).write()
 
 
-def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -> torch.Tensor:
-    """One uint8 buffer that holds all parts behind a header (and a table of lengths if they may vary)."""
-    total = frame_bytes(parts, ragged)
+def read_heads(frames: Sequence[torch.Tensor], parts: int, ragged: bool) -> list[Head | None]:
+    """What `unpack` needs of received frames: read in one go if they are not in the host's memory."""
+    length = HEADER_BYTES + _table_bytes(parts, ragged)
+    away = [frame.device.type != "cpu" and frame.numel() >= length for frame in frames]
+    chosen = [frame for frame, is_away in zip(frames, away, strict=True) if is_away]
+    found = iter(heads(chosen, length, HEADER_BYTES) if chosen else ())
+    return [next(found) if is_away else None for is_away in away]
+
+
+def pack(
+    parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool, length: int | None = None
+) -> torch.Tensor:
+    """One uint8 buffer that holds all parts behind a header (and a table of lengths if they may vary).
+
+    With `length` it is padded with zeros to that many bytes.
+    """
+    total = frame_bytes(parts, ragged) if length is None else length
     if total >= _LIMIT or any(part.numel() >= _LIMIT for part in parts):
         raise PayloadError(f"a payload of {total} bytes exceeds the frame's limit of {_LIMIT - 1}")
     device = parts[0].device if parts else torch.device("cpu")
     buffer = torch.empty(total, dtype=torch.uint8, device=device)
-    version = VERSION | (RAGGED if ragged else 0)
+    version = VERSION | (RAGGED if ragged else 0) | (0 if device.type == "cpu" else ON_DEVICE)
     head = bytearray(HEADER_BYTES + _table_bytes(len(parts), ragged))
     _WHOSE.pack_into(head, 0, MAGIC, version, mark, step % _LIMIT)
     if ragged:
@@ -203,15 +221,17 @@ def pack(parts: Sequence[torch.Tensor], *, step: int, mark: int, ragged: bool) -
     return buffer
 
 
-def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, own: bool, where: str) -> None:
+def _check_header(
+    memory: memoryview, step: int, mark: int, ragged: bool, is_right: Callable[[], bool], where: str
+) -> None:
     if len(memory) < HEADER_BYTES:
         raise PayloadError(f"{where} has {len(memory)} bytes, less than a header of {HEADER_BYTES}")
     magic, version, its_mark, its_step = _WHOSE.unpack_from(memory)
     if magic != MAGIC:
         raise PayloadError(f"{where} does not begin with thinwire's mark: another program on this group?")
-    if version & ~RAGGED != VERSION:
-        raise PayloadError(f"{where} has format version {version & ~RAGGED}, this rank speaks {VERSION}")
-    if not own and not _checksum_of(memory).is_right():
+    if version & ~_FLAGS != VERSION:
+        raise PayloadError(f"{where} has format version {version & ~_FLAGS}, this rank speaks {VERSION}")
+    if not is_right():
         raise PayloadError(f"{where} is damaged: its checksum is wrong. Check the network and the memory")
     if bool(version & RAGGED) != ragged:
         raise PayloadError(f"{where} is {'' if version & RAGGED else 'not '}ragged, which was not expected")
@@ -227,6 +247,16 @@ def _check_header(memory: memoryview, step: int, mark: int, ragged: bool, own: b
         )
 
 
+def _is_right(frame: torch.Tensor, memory: memoryview, head: Head | None) -> bool:
+    """Whether the header has the checksum of the rest, of the kind that it names."""
+    if not memory[1] & ON_DEVICE:
+        return _checksum_of(memory if head is None else memory_of(frame)).is_right()
+    if frame.numel() % 8:
+        return False
+    found = head.sum if head is not None else int(device_sum(frame, HEADER_BYTES)) % 2**64
+    return _CHECKSUM.unpack_from(memory, _WHOSE.size)[0] == found
+
+
 def unpack(
     frame: torch.Tensor,
     templates: Sequence[torch.Tensor],
@@ -236,18 +266,23 @@ def unpack(
     longest: Sequence[int] | None,
     source: int,
     own: bool = False,
+    head: Head | None = None,
+    padded: bool = False,
 ) -> list[torch.Tensor]:
     """The parts in a frame, as flat views into it. `templates` give the dtypes.
 
     They give the lengths as well, unless `longest` has the largest length that each part may have. The
-    checksum of this rank's `own` frame is not computed again: it has not been on the wire.
+    checksum of this rank's `own` frame is not computed again: it has not been on the wire. `head` has what
+    was read of a frame on another device. A `padded` frame may be longer than its parts.
 
     Nothing in the frame is used before it is checked: whatever the bytes are, the result is either parts
     that lie inside the frame or a `PayloadError`.
     """
-    memory = memory_of(frame)
+    memory = memory_of(frame) if head is None else head.memory
     where = f"payload from rank {source}"
-    _check_header(memory, step, mark, longest is not None, own, where)
+    _check_header(
+        memory, step, mark, longest is not None, lambda: own or _is_right(frame, memory, head), where
+    )
     table = _table_bytes(len(templates), longest is not None)
     body = frame.numel() - HEADER_BYTES
     if longest is None:
@@ -262,7 +297,7 @@ def unpack(
                     f"{where} has {length} entries in part {number}, which holds at most {most}"
                 )
     needed = table + sum(n * t.element_size() for n, t in zip(lengths, templates, strict=True))
-    if _aligned(needed) != body:
+    if _aligned(needed) != body and not (padded and _aligned(needed) < body):
         raise PayloadError(f"{where} has {body} bytes for parts that need {needed}: truncated or too long")
     parts: list[torch.Tensor | None] = [None] * len(templates)
     position = HEADER_BYTES + table

@@ -30,6 +30,7 @@ class ReconfigurableExecutor(ProcessGroupExecutor):
         self.meter = meter
         self.rank_info = RankInfo(group.rank(), group.size())
         self.label = "the new quorum"
+        self.pads = False
         self._cost_of = cost_on_gloo if group.name() == "gloo" else cost_of
 
     def execute(self, op: frames.Primitive) -> object:

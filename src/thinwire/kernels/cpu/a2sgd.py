@@ -25,12 +25,12 @@ def shift_in_place(x: F32, plus: np.float32, minus: np.float32) -> None:
         x[j] = v + (plus if v >= 0 else minus)
 
 
-def two_means(x: Tensor) -> tuple[float, float]:
-    return means_by_sign(x, None)
+def two_means(x: Tensor) -> Tensor:
+    return torch.tensor(means_by_sign(x, None), dtype=torch.float32)
 
 
-def a2sgd_apply(x: Tensor, shift_plus: float, shift_minus: float, out: Tensor) -> None:
-    plus, minus = np.float32(shift_plus), np.float32(shift_minus)
+def a2sgd_apply(x: Tensor, shifts: Tensor, out: Tensor) -> None:
+    plus, minus = shifts.numpy()
     if out.dtype != torch.float32:
         for block, lo in Source(x).widened():
             shift_in_place(block, plus, minus)
@@ -44,5 +44,5 @@ def a2sgd_apply(x: Tensor, shift_plus: float, shift_minus: float, out: Tensor) -
 def warm() -> None:
     x = torch.arange(-5.0, 5.0)
     two_means(x)
-    a2sgd_apply(x, 0.0, 0.0, torch.empty(10))
-    a2sgd_apply(x, 0.0, 0.0, x)
+    a2sgd_apply(x, torch.zeros(2), torch.empty(10))
+    a2sgd_apply(x, torch.zeros(2), x)

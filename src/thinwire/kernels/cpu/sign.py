@@ -159,10 +159,10 @@ def sign_pack(x: Tensor) -> Tensor:
     return packed
 
 
-def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
+def sign_pack_mean(x: Tensor) -> tuple[Tensor, Tensor]:
     packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
     plus, minus, _ = sums_by_sign(x, packed)
-    return packed, (plus - minus) / max(x.numel(), 1)
+    return packed, torch.tensor([(plus - minus) / max(x.numel(), 1)], dtype=torch.float64)
 
 
 def sign_scales(x: Tensor, bucket: int) -> Tensor:
@@ -195,9 +195,9 @@ def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
     return packed, means
 
 
-def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
+def onebit_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    return packed, *means_by_sign(x, packed)
+    return packed, torch.tensor(means_by_sign(x, packed), dtype=torch.float32)
 
 
 def means_by_sign(x: Tensor, packed: Tensor | None) -> tuple[float, float]:
@@ -222,12 +222,9 @@ def sums_by_sign(x: Tensor, packed: Tensor | None) -> tuple[float, float, int]:
     return plus, minus, int(count)
 
 
-def onebit_mean(
-    packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
-) -> None:
-    codes = addresses(packed)
-    high, low = np.array(plus, np.float32)[:, None], np.array(minus, np.float32)[:, None]
-    _mean(codes, high, low, max(numel, 1), numel, out)
+def onebit_mean(packed: Sequence[Tensor], pairs: Sequence[Tensor], numel: int, out: Tensor) -> None:
+    both = torch.stack(list(pairs)).numpy()
+    _mean(addresses(packed), both[:, :1].copy(), both[:, 1:].copy(), max(numel, 1), numel, out)
 
 
 def sign_means(
@@ -264,5 +261,5 @@ def warm() -> None:
     sign_means([packed], [sign_pack_means(x, _TILE)[1]], _TILE, 100, torch.empty(100))
     sign_pack(x)
     sign_scales(x, 64)
-    onebit_mean([packed, packed], [1.0, 1.0], [0.0, 0.0], 100, torch.empty(100))
+    onebit_mean([packed, packed], [torch.ones(2)] * 2, 100, torch.empty(100))
     sign_majority([packed, packed], 100)

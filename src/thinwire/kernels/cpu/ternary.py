@@ -29,11 +29,11 @@ def sums_and_largest(x: F32, block: int, out: F64) -> int:
     return int(top)
 
 
-def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, float]:
+def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, Tensor]:
     n = x.numel()
     packed = torch.empty((n + 3) // 4, dtype=torch.uint8)
-    scale = _scale(x, clip_sigma)
-    encode(x, torch.tensor([scale], dtype=torch.float32), 2, max(n, 1), seed, packed, clipped=True)
+    scale = torch.tensor([_scale(x, clip_sigma)], dtype=torch.float32)
+    encode(x, scale, 2, max(n, 1), seed, packed, clipped=True)
     return packed, scale
 
 

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 
-def two_means(x: Tensor) -> tuple[float, float]:
+def two_means(x: Tensor) -> Tensor:
     positive = x >= 0
-    return _mean(x[positive]), _mean(x[~positive])
+    return torch.stack([_mean(x, positive), _mean(x, ~positive)]).float()
 
 
-def a2sgd_apply(x: Tensor, shift_plus: float, shift_minus: float, out: Tensor) -> None:
-    shifts = torch.tensor([shift_minus, shift_plus], dtype=torch.float32, device=x.device)
-    out.copy_(x.float() + shifts[(x >= 0).long()])
+def a2sgd_apply(x: Tensor, shifts: Tensor, out: Tensor) -> None:
+    out.copy_(x.float() + torch.where(x >= 0, shifts[0], shifts[1]))
 
 
-def _mean(part: Tensor) -> float:
-    return float(part.double().sum()) / part.numel() if part.numel() else 0.0
+def _mean(x: Tensor, part: Tensor) -> Tensor:
+    """Of the entries in this part, in double precision; 0 if there are none."""
+    return torch.where(part, x, 0.0).double().sum() / part.sum().clamp(min=1)

@@ -13,7 +13,19 @@ _SIGN_BIT = -(2**31)
 
 
 def gspar_probabilities(x: Tensor, ratio: float, rounds: int) -> float:
-    return greedy(x.numel(), ratio, rounds, lambda lam: _tail(x, lam))
+    """`greedy` on the device: the host waits once, for lambda."""
+    g, wanted = x.float().abs(), ratio * x.numel()
+    finite = torch.isfinite(g)
+    total = torch.where(finite, g, 0.0).double().sum()
+    lam = (wanted / total).clamp(max=LARGEST)
+    going = total != 0
+    for _ in range(rounds):
+        kept = finite & (g * lam.float() < 1.0)
+        mass = torch.where(kept, g, 0.0).double().sum()
+        correction = (wanted - x.numel() + kept.sum().double()) / (lam * mass)
+        going = going & (mass != 0) & (correction > 1.0)
+        lam = torch.where(going, (lam * correction).clamp(max=LARGEST), lam)
+    return float(torch.where(total == 0, 0.0, lam))
 
 
 def greedy(numel: int, ratio: float, rounds: int, tail: Callable[[float | None], tuple[int, float]]) -> float:
@@ -62,14 +74,5 @@ def gspar_sample(x: Tensor, lam: float, seed: int) -> tuple[Tensor, Tensor, Tens
     sampled = ~certain & (draw < (torch.where(certain, 0.0, p) * 2.0**31).long())
     certain_index = torch.nonzero(certain).flatten()
     index = torch.nonzero(sampled).flatten().to(torch.int32)
-    signed = torch.where(wide[sampled] < 0, index | _SIGN_BIT, index)
+    signed = torch.where(wide[index] < 0, index | _SIGN_BIT, index)
     return certain_index.to(torch.int32), wide[certain_index], signed
-
-
-def _tail(x: Tensor, lam: float | None) -> tuple[int, float]:
-    """How many finite entries have lam |x| < 1, and their sum of magnitudes (all of them for None)."""
-    g = x.float().abs()
-    kept = torch.isfinite(g)
-    if lam is not None:
-        kept &= g * torch.tensor(lam, dtype=torch.float32) < 1.0
-    return int(kept.sum()), float(g[kept].double().sum())

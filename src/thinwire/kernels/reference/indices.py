@@ -53,6 +53,16 @@ def from_rice(code: Tensor, n: int, k: int, low: int, signed: int, plain: int) -
     return (index | ((field >> low) * _SIGN_BIT)).to(torch.int32)
 
 
+def static_from_rice(code: Tensor, k: int, low: int, signed: int, plain: int) -> Tensor:
+    """`from_rice` in the same way: all are -1 if the code is not one of k indices."""
+    ones = _some_set_bits(code[plain:], k)
+    high = ones.diff(prepend=ones.new_full((1,), -1)) - 1
+    field = _unpack_low_bits(code[:plain], k, low + signed)
+    index = (((high << low) | (field & ((1 << low) - 1))) + 1).cumsum(0) - 1
+    right = (ones[-1] // 8 == code.numel() - plain - 1) & (ones[-1] >= 0) & (index[-1] <= INDEX_BITS)
+    return torch.where(right, index | ((field >> low) * _SIGN_BIT), -1).to(torch.int32)
+
+
 def _pack_set_bits(positions: Tensor, length: int) -> Tensor:
     bits = torch.zeros(length * 8, dtype=torch.uint8, device=positions.device)
     bits[positions] = 1
@@ -61,6 +71,29 @@ def _pack_set_bits(positions: Tensor, length: int) -> Tensor:
 
 def _set_bits(code: Tensor) -> Tensor:
     return _unpack(code).nonzero().view(-1)
+
+
+def _some_set_bits(code: Tensor, k: int) -> Tensor:
+    """Where the k set bits are; all -1 if there is another number of them. Nobody waits for the number."""
+    bits = _unpack(code).long()
+    # The k-th goes to place k - 1, those behind it and all unset bits to a place that is cut off.
+    place = torch.where(bits == 1, bits.cumsum(0) - 1, k).clamp(max=k)
+    found = torch.full((k + 1,), -1, dtype=torch.int64, device=code.device)
+    found.scatter_(0, place, torch.arange(bits.numel(), device=code.device))
+    return torch.where(bits.sum() == k, found[:k], -1)
+
+
+def static_from_bitmap(code: Tensor, k: int) -> Tensor:
+    """`from_bitmap` of k indices, without a check: they do not ascend from 0 if the code is not one of k."""
+    return _some_set_bits(code, k).to(torch.int32)
+
+
+def static_from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor:
+    """`from_elias_fano` in the same way."""
+    high = _some_set_bits(code[plain:], k) - torch.arange(k, device=code.device)
+    fits = (high >= 0) & (high <= 2**31 >> low)
+    index = (high << low) | _unpack_low_bits(code[:plain], k, low)
+    return torch.where(fits & (index < 2**31), index, -1).to(torch.int32)
 
 
 def _pack_low_bits(values: Tensor, low: int) -> Tensor:

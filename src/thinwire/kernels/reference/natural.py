@@ -32,11 +32,9 @@ def natural_quantise(x: Tensor, seed: int) -> Tensor:
     if n == 0:
         return packed
     bits = magnitudes(x).long()
-    largest = int(bits.max()) >> 23
-    if largest >= INFINITE_FIELD:
-        packed[n] = NOT_FINITE
-        return packed
-    offset = offset_for(largest)
+    largest = bits.max() >> 23
+    broken = largest >= INFINITE_FIELD
+    offset = ((largest + 1).clamp(max=LARGEST_FIELD) - 127).clamp(min=0)  # `offset_for`, on the device
     h = words(seed, n, x.device)
     field = ((bits + (h >> 9)) >> 23).clamp(max=LARGEST_FIELD)
     code = field - offset
@@ -45,8 +43,8 @@ def natural_quantise(x: Tensor, seed: int) -> Tensor:
     kept = (field > 0) & ((h & 511) < (512 >> gap))
     code = torch.where(code >= 1, code, kept.long())
     negative = (x.float().view(torch.int32) < 0).long()
-    packed[:n] = (code | (negative << 7)).to(torch.uint8)
-    packed[n] = offset
+    packed[:n] = torch.where(broken, 0, code | (negative << 7))
+    packed[n] = torch.where(broken, NOT_FINITE, offset)
     return packed
 
 
@@ -55,11 +53,10 @@ def natural_mean(packed: Sequence[Tensor], numel: int, out: Tensor) -> None:
 
 
 def _decode(packed: Tensor, numel: int) -> Tensor:
-    offset = int(packed[numel])
-    if offset == NOT_FINITE:
-        return torch.full((numel,), torch.nan, device=packed.device)
+    offset = packed[numel].to(torch.int32)
     codes = packed[:numel].to(torch.int32)
     field = codes & 127
     bits = torch.where(field > 0, (field + offset) << 23, 0)
     values = bits.view(torch.float32)
-    return torch.where(codes >= 128, -values, values)
+    # An impossible offset is refused on a CPU; elsewhere it aborts the step like NOT_FINITE.
+    return torch.where(offset > LARGEST_OFFSET, torch.nan, torch.where(codes >= 128, -values, values))

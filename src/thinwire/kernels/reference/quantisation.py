@@ -62,7 +62,9 @@ def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int) -> Tens
     boost = torch.where(scales < TINY_SCALE, TINY_BOOST, 1.0).float()
     inverse = s / (scales * boost)
     # Rounded so that no entry leaves the grid: scale times it is at most s.
-    inverse = torch.where(scales * boost * inverse > s, torch.nextafter(inverse, torch.zeros(1)), inverse)
+    inverse = torch.where(
+        scales * boost * inverse > s, torch.nextafter(inverse, torch.zeros_like(inverse)), inverse
+    )
     usable = scales > 0  # false for zero and for NaN: those buckets send the middle code
     boost = torch.where(usable, boost, 1.0)
     inverse = torch.where(usable, inverse, 0.0)

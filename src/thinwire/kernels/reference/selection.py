@@ -1,5 +1,7 @@
 """Selection by magnitude in plain torch."""
 
+import struct
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ def threshold(x: Tensor, grad: Tensor | None, t: float) -> tuple[Tensor, Tensor]
 
 def above(x: Tensor, t: float) -> Tensor:
     """Which entries exceed `t` in magnitude; NaN does, whatever `t` is."""
-    bits = torch.tensor(t, dtype=torch.float32).view(torch.int32).item()
+    bits: int = struct.unpack("i", struct.pack("f", t))[0]
     return magnitudes(x) > bits
 
 

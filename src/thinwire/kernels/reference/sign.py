@@ -13,8 +13,8 @@ def sign_pack(x: Tensor) -> Tensor:
     return pack((x >= 0).to(torch.uint8), 1)
 
 
-def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
-    return sign_pack(x), float(x.double().abs().sum()) / max(x.numel(), 1)
+def sign_pack_mean(x: Tensor) -> tuple[Tensor, Tensor]:
+    return sign_pack(x), (x.double().abs().sum() / max(x.numel(), 1)).view(1)
 
 
 def sign_scales(x: Tensor, bucket: int) -> Tensor:
@@ -27,27 +27,24 @@ def sign_scales(x: Tensor, bucket: int) -> Tensor:
 
 def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
     begins = range(0, x.numel(), bucket)
-    means = [float(x[begin : begin + bucket].double().abs().mean()) for begin in begins]
-    return sign_pack(x), torch.tensor(means, dtype=torch.float32, device=x.device)
+    means = [x[begin : begin + bucket].double().abs().mean() for begin in begins]
+    return sign_pack(x), torch.stack(means).float() if means else x.new_empty(0, dtype=torch.float32)
 
 
-def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
-    plus, minus = two_means(x)
-    return sign_pack(x), plus, minus
+def onebit_pack(x: Tensor) -> tuple[Tensor, Tensor]:
+    return sign_pack(x), two_means(x)
 
 
-def onebit_mean(
-    packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
-) -> None:
-    sent = zip(packed, plus, minus, strict=True)
-    mean_into(out, (_decode(codes, high, low, numel) for codes, high, low in sent), len(packed))
+def onebit_mean(packed: Sequence[Tensor], pairs: Sequence[Tensor], numel: int, out: Tensor) -> None:
+    sent = zip(packed, pairs, strict=True)
+    mean_into(out, (_decode(codes, pair, numel) for codes, pair in sent), len(packed))
 
 
 def sign_means(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bucket: int, numel: int, out: Tensor
 ) -> None:
     def decoded(codes: Tensor, scale: Tensor) -> Tensor:
-        each = scale.repeat_interleave(bucket)[:numel]
+        each = scale[torch.arange(numel, device=scale.device) // bucket]
         return torch.where(unpack(codes, 1, numel) == 1, each, -each + 0.0)
 
     sent = zip(packed, scales, strict=True)
@@ -61,6 +58,6 @@ def sign_majority(packed: Sequence[Tensor], numel: int) -> Tensor:
     return pack((2 * votes >= len(packed)).to(torch.uint8), 1)
 
 
-def _decode(packed: Tensor, high: float, low: float, numel: int) -> Tensor:
-    pair = torch.tensor([low, high], dtype=torch.float32, device=packed.device) + 0.0  # no -0.0: a sum
-    return pair[unpack(packed, 1, numel).long()]
+def _decode(packed: Tensor, pair: Tensor, numel: int) -> Tensor:
+    high, low = pair + 0.0  # no -0.0: a sum
+    return torch.where(unpack(packed, 1, numel) == 1, high, low)

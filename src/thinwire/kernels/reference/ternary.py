@@ -9,20 +9,24 @@ from torch import Tensor
 from thinwire.kernels.reference.quantisation import encode, pack
 
 
-def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, float]:
+def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, Tensor]:
     scale = _scale(x, clip_sigma)
-    scales = torch.tensor([scale], dtype=torch.float32, device=x.device)
-    return pack(encode(x, scales, 2, max(x.numel(), 1), seed), 2), scale
+    return pack(encode(x, scale, 2, max(x.numel(), 1), seed), 2), scale
 
 
-def _scale(x: Tensor, clip_sigma: float | None) -> float:
+def _scale(x: Tensor, clip_sigma: float | None) -> Tensor:
+    """`clipped_scale` on the device, as one float32; NaN if an entry is not finite."""
     if x.numel() == 0:
-        return 0.0
-    largest = float(x.float().abs().max())
-    if not math.isfinite(largest):
-        return math.nan
-    wide = x.double()
-    return clipped_scale(x.numel(), largest, float(wide.sum()), float((wide * wide).sum()), clip_sigma)
+        return torch.zeros(1, device=x.device)
+    largest = x.float().abs().max().view(1)
+    scale = largest
+    if clip_sigma is not None:
+        wide = x.double()
+        total, squares = wide.sum(), (wide * wide).sum()
+        variance = (squares - total * (total / x.numel())).clamp(min=0.0) / x.numel()
+        bound = (clip_sigma * variance.sqrt()).view(1)
+        scale = torch.where((bound == 0.0) | (bound >= largest), largest, bound.float())
+    return torch.where(largest.isfinite(), scale, torch.nan)
 
 
 def clipped_scale(

@@ -17,6 +17,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.core import Layout, State, residual
+from thinwire.kernels.scatter import ascending_flag
 
 
 @dataclass
@@ -125,6 +126,13 @@ class DenseMemory(_Memory):
         return self._error
 
 
-def poisoned(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The values, or NaN if any entry of x is not finite: that entry may not be among those sent."""
-    return values if kernels.all_finite(x) else values.fill_(torch.nan)
+def poisoned(values: torch.Tensor, x: torch.Tensor, indices: torch.Tensor | None = None) -> torch.Tensor:
+    """The values, or NaN if any entry of x is not finite: that entry may not be among those sent.
+
+    On other devices than a CPU also if these indices, which came from the wire, do not ascend within x: all
+    ranks then abort the step.
+    """
+    if x.device.type == "cpu":
+        return values if kernels.all_finite(x) else values.fill_(torch.nan)
+    valid = True if indices is None else ascending_flag(indices, x.numel())
+    return torch.where(x.isfinite().all() & valid, values, torch.nan)

@@ -1,5 +1,8 @@
 """Codes for k ascending indices below n: raw, a bitmap, or Elias-Fano, whichever is shortest.
 
+On a CPU, indices from the wire are checked here. On other devices the flag for the commit says whether they
+ascend (`SparseMean`), so that the host need not wait for them.
+
 The length depends only on n and k, so every rank knows it. Elias-Fano packs the l = floor(log2(n/k)) low bits
 of each index and writes the increments of the high bits in unary: at most k (2 + log2(n/k)) bits. At 1 % this
 is 8.6 bits per index instead of 32.
@@ -134,14 +137,21 @@ class ChunkCode:
         if code.numel() != self.bytes:
             raise PayloadError(f"a code of {code.numel()} bytes for {self.k} chunks; expected {self.bytes}")
         offsets = code.int() if self.chunk <= 256 else code.clone().view(torch.int16).int() & 0xFFFF
+        begins = torch.arange(0, self.n, self.chunk, dtype=torch.int32, device=code.device)
+        if code.device.type != "cpu":
+            return _checked(torch.where(offsets < self.chunk, begins + offsets, -1), self.n)
         if bool((offsets >= self.chunk).any()):
             raise PayloadError(f"a payload names an entry outside its chunk of {self.chunk}")
-        begins = torch.arange(0, self.n, self.chunk, dtype=torch.int32, device=code.device)
         return _checked(begins + offsets, self.n)
 
 
 def _checked(indices: torch.Tensor, n: int) -> torch.Tensor:
-    """These indices, if they ascend within a tensor of n: others would read and write outside it."""
+    """These indices, if they ascend within a tensor of n: others would read and write outside it.
+
+    On another device than a CPU, they are only kept inside: the host would have to wait for more.
+    """
+    if indices.device.type != "cpu":
+        return torch.where((indices >= 0) & (indices < n), indices, -1)
     if not ascending_in_range(indices, n):
         raise PayloadError(f"the indices of a payload do not ascend within a tensor of {n}")
     return indices

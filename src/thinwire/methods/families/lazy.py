@@ -14,7 +14,19 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, momentum, own, replicated
+from thinwire.core import (
+    Channel,
+    Exchange,
+    HostWaits,
+    Layout,
+    Slot,
+    State,
+    Traits,
+    checks,
+    momentum,
+    own,
+    replicated,
+)
 from thinwire.errors import PayloadError, ThinwireError
 from thinwire.methods.families import lazy_rules as rules
 from thinwire.net import costs
@@ -231,8 +243,9 @@ class Counts(NamedTuple):
     noise: float = 0.0
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Counts:
-        silence, error, smoothness, uploads, noise = cast("list[float]", tensor.tolist())
+    def of(counts: torch.Tensor | Sequence[float]) -> Counts:
+        numbers = cast("list[float]", counts.tolist()) if isinstance(counts, torch.Tensor) else counts
+        silence, error, smoothness, uploads, noise = numbers
         return Counts(int(silence), error, smoothness, int(uploads), noise)
 
     def write(self, tensor: torch.Tensor) -> None:
@@ -259,6 +272,7 @@ class Lazy(Exchange):
     formula_note = "if every rank uploads; a rank that skips sends 1 byte"
     rounds_per_step = "1 for the flags, then none, 1 for a mean, 2 for a star, or 1 for each broadcast"
     compute = "a few passes over the gradient in float64"
+    waits = HostWaits(6, why="the rule decides on the host: its counters, norms and the ranks' flags")
 
     window: int
     max_skip: int = 0
@@ -326,8 +340,10 @@ class LazyStep:
     def __init__(self, method: Lazy, x: torch.Tensor, state: LazyState, ch: Channel) -> None:
         self._x, self._state, self._ch = x, state, ch
         self._coder = Coder(method.bits, state.lengths)
-        self.counts = Counts.of(state.counts)
-        self.restarts = int(state.ranks) != ch.size
+        numbers = torch.cat([state.counts, state.ranks.double(), state.steps.sum().view(1)])  # read together
+        *counts, ranks, self._squared_steps = cast("list[float]", numbers.tolist())
+        self.counts = Counts.of(counts)
+        self.restarts = int(ranks) != ch.size
         self.uploads = self._broken = False
         self._encode()
 
@@ -350,7 +366,7 @@ class LazyStep:
         return squared_norm(x) / self._ch.context.scale**2
 
     def bound(self, xi: float) -> float:
-        return rules.bound(xi, float(self._state.steps.sum()), self._ch.context.lr)
+        return rules.bound(xi, self._squared_steps, self._ch.context.lr)
 
     async def exchange_flags(self, skip: bool) -> list[int]:
         """Send all ranks one byte that says whether this rank skips. Returns the ranks that upload."""
@@ -359,7 +375,8 @@ class LazyStep:
         usual = FRESH if self.restarts else SKIP if skip else UPLOAD
         flag = usual if self._upload.finite else BROKEN
         mine = torch.tensor([flag], dtype=torch.uint8, device=self._x.device)
-        flags = check_flags([int(theirs[0]) for (theirs,) in await self._ch.gather([mine])])
+        told = torch.cat([theirs for (theirs,) in await self._ch.gather([mine])])
+        flags = check_flags(cast("list[int]", told.tolist()))
         if BROKEN in flags:
             self._broken = True
             return []

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, replicated, residual
+from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, hint, replicated, residual
 
 
 @dataclass
@@ -17,6 +17,8 @@ class Factors(State):
     error: torch.Tensor = residual()
     p: torch.Tensor = replicated()
     q: torch.Tensor = replicated()
+    begun: bool = hint(False)
+    """Whether this process has committed a factor. If not, only the factors know whether there is one."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ def matrix(flat: torch.Tensor, m: int, turned: bool) -> torch.Tensor:
     return found.T if turned else found
 
 
-def first_factor(last: torch.Tensor, ch: Channel, *, warm: bool) -> torch.Tensor:
+def first_factor(last: torch.Tensor, ch: Channel, *, warm: bool, begun: bool) -> torch.Tensor:
     """The factor to begin with: the last one if `warm`, else a random one. The same on all ranks."""
-    if warm and bool(last.any()):
+    if warm and (begun or bool(last.any())):
         return last
-    return torch.randn(last.shape, generator=ch.shared_rng(), device=last.device)
+    return torch.randn(last.shape, generator=ch.shared_rng()).to(last.device)
 
 
 def write_product(P: torch.Tensor, Q: torch.Tensor, out: torch.Tensor) -> None:

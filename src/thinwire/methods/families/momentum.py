@@ -48,5 +48,7 @@ def masked(m: torch.Tensor, new: torch.Tensor, sent: torch.Tensor) -> None:
 
 def clipped(g: torch.Tensor, norm: float) -> torch.Tensor:
     """g, scaled down to this norm if it is longer. Non-finite entries stay non-finite."""
-    length = float(cast(torch.Tensor, torch.linalg.vector_norm(g, dtype=torch.float64)))
-    return g * (norm / length) if length > norm else g
+    length = cast(torch.Tensor, torch.linalg.vector_norm(g, dtype=torch.float64))
+    if g.device.type != "cpu":  # multiplied by 1 instead of asking
+        return g * torch.where(length > norm, norm / length, 1.0)
+    return g * (norm / float(length)) if float(length) > norm else g

@@ -6,13 +6,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Traits, checks
-from thinwire.errors import PayloadError
 from thinwire.methods.families.feedback import Residual
 
 Parts = Sequence[torch.Tensor]
@@ -65,9 +64,9 @@ class Quantised(Exchange):
     def code_bytes(self, n: int) -> int:
         """The bytes of the parts for n entries."""
 
-    def finite(self, received: Sequence[Parts]) -> bool:
+    def finite(self, received: Sequence[Parts]) -> bool | torch.Tensor:
         """Whether all ranks coded finite numbers: a rank that did not sends a non-finite scale."""
-        return all(kernels.all_finite(parts[1]) for parts in received)
+        return kernels.all_flags(kernels.finite_flag(parts[1]) for parts in received)
 
     def decode(self, received: Sequence[Parts], n: int) -> torch.Tensor:
         out = torch.empty(n, device=received[0][0].device)
@@ -159,10 +158,13 @@ class Quantised(Exchange):
         turned = [self.turned(v, rotation + to) for to, v in enumerate(pieces)]
         coded = [self.encode(v, ch.private_seed() + to) for to, v in enumerate(turned)]
         received = await ch.scatter(coded)
-        if not self.finite(received):
+        finite = self.finite(received)
+        if finite is False:
             out.fill_(torch.nan)
             return
         out.copy_(self._mean_of_own(turned[ch.rank], received, ch, rotation))
+        if isinstance(finite, torch.Tensor):
+            out.copy_(torch.where(finite, out, torch.nan))
 
     def payload_bytes(self, layout: Layout, size: int) -> int:
         if not self.two_shot(layout.numel, size):
@@ -193,7 +195,7 @@ class GatheredMean:
     rotation: int
 
     @property
-    def finite(self) -> bool:
+    def finite(self) -> bool | torch.Tensor:
         return self.codec.finite(self.received)
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
@@ -226,7 +228,7 @@ class TwoShotMean:
     rotation: int
 
     @property
-    def finite(self) -> bool:
+    def finite(self) -> bool | torch.Tensor:
         return self.codec.finite(self.gathered)
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
@@ -246,13 +248,6 @@ class TwoShotMean:
         decoded = self.codec.decode([self.gathered[owner]], self.longest)
         self.codec.turn_back(decoded, self.rotation - 1 - owner)
         return decoded[:width]
-
-
-def scales(part: torch.Tensor, count: int) -> list[float]:
-    """The numbers of a part from the wire. Raises PayloadError if there are not so many."""
-    if part.numel() != count:
-        raise PayloadError(f"a code came with {part.numel()} scales; expected {count}")
-    return cast("list[float]", part.tolist())
 
 
 def padded(x: torch.Tensor, size: int) -> torch.Tensor:

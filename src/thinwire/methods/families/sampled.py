@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 import torch
 
-from thinwire import kernels
 from thinwire.core import Channel
 from thinwire.errors import PayloadError
 from thinwire.kernels.indices import INDEX_BITS, from_rice, rice
 from thinwire.methods.families import sparse
 from thinwire.methods.families.feedback import Entries
 from thinwire.methods.families.indices import rice_bits
-from thinwire.net.frames import to_bytes
+from thinwire.methods.families.sparse import SparseMean
 
 _LONGEST_HEAD = 3 * 5 + 4
 
@@ -51,29 +49,21 @@ Sampler = Callable[[torch.Tensor, int], Sample]
 """Samples a tensor without bias, by a seed."""
 
 
-@dataclass(frozen=True)
-class SampledMean:
-    """The entries of all ranks, not yet averaged: two lists of each rank, or of all owners together."""
-
-    lists: Sequence[Entries]
-
-    @property
-    def finite(self) -> bool:
-        return all(kernels.all_finite(entries.values) for entries in self.lists)
-
-    def write(self, out: torch.Tensor) -> None:
-        # The mean is over lists, and there are two of each rank, so every value counts twice.
-        kernels.scatter_mean([e.indices for e in self.lists], [2 * e.values for e in self.lists], out)
+def _mean_of(lists: Sequence[Entries], n: int) -> SparseMean:
+    """Two lists of each rank, or of all owners together."""
+    # The mean is over lists, and there are two of each rank, so every value counts twice.
+    return SparseMean(lists, n=n, weight=2.0)
 
 
-async def gather(x: torch.Tensor, sample: Sampler, ch: Channel) -> SampledMean:
+async def gather(x: torch.Tensor, sample: Sampler, ch: Channel) -> SparseMean:
     """The entries of all ranks."""
     n = x.numel()
     received = await ch.gather([encode(n, sample(x, ch.private_seed()))], longest=[longest(n)])
-    return SampledMean([entries for (code,) in received for entries in decode(code, n)])
+    pairs = decode_all([code for (code,) in received], [n] * ch.size)
+    return _mean_of([entries for pair in pairs for entries in pair], n)
 
 
-async def split(x: torch.Tensor, sample: Sampler, ch: Channel) -> SampledMean:
+async def split(x: torch.Tensor, sample: Sampler, ch: Channel) -> SparseMean:
     """Every rank owns a range of coordinates: it averages all entries there and samples the mean again."""
     n = x.numel()
     share = -(-n // ch.size)
@@ -84,12 +74,15 @@ async def split(x: torch.Tensor, sample: Sampler, ch: Channel) -> SampledMean:
     received = await ch.scatter(coded, longest=[longest(share)])
     own = widths[ch.rank]
     mean = torch.empty(own, device=x.device)
-    SampledMean([entries for (code,) in received for entries in decode(code, own)]).write(mean)
+    pairs = decode_all([code for (code,) in received], [own] * ch.size)
+    first = _mean_of([entries for pair in pairs for entries in pair], own)
+    first.refuse_invalid()  # these are used before the step's commit
+    first.write(mean)
     # A non-finite mean is sure to be sent, so every rank learns of it.
     again = encode(own, sample(mean, ch.private_seed() - 1))
     gathered = await ch.gather([again], longest=[longest(share)])
-    owners = [decode(code, width) for (code,), width in zip(gathered, widths, strict=True)]
-    return SampledMean([_joined(lists, begins) for lists in zip(*owners, strict=True)])
+    owners = decode_all([code for (code,) in gathered], widths)
+    return _mean_of([_joined(lists, begins) for lists in zip(*owners, strict=True)], n)
 
 
 def _joined(pieces: Sequence[Entries], begins: Sequence[int]) -> Entries:
@@ -133,7 +126,26 @@ def longest(n: int) -> int:
 
 def decode(code: torch.Tensor, n: int) -> tuple[Entries, Entries]:
     """The sure and the drawn entries. Raises PayloadError if the code is not one of entries of n."""
-    head = _Head(to_bytes(code[:_LONGEST_HEAD]))
+    return decode_all([code], [n])[0]
+
+
+def decode_all(codes: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[tuple[Entries, Entries]]:
+    """Of several codes, of tensors of these lengths."""
+    heads = _heads(codes)
+    return [_decode(code, n, head) for code, n, head in zip(codes, lengths, heads, strict=True)]
+
+
+def _heads(codes: Sequence[torch.Tensor]) -> list[_Head]:
+    """The beginnings of all codes, read together."""
+    firsts = [code[:_LONGEST_HEAD] for code in codes]
+    data, position, heads = bytes(cast("list[int]", torch.cat(firsts).tolist())), 0, list[_Head]()
+    for first in firsts:
+        heads.append(_Head(data[position : position + first.numel()]))
+        position += first.numel()
+    return heads
+
+
+def _decode(code: torch.Tensor, n: int, head: _Head) -> tuple[Entries, Entries]:
     k, drawn_count = head.number(), head.number()
     if k > n or drawn_count > n:
         raise PayloadError(f"a payload claims {k} and {drawn_count} entries of a tensor of {n}")

@@ -19,24 +19,25 @@ def ballot(v: torch.Tensor, seed: int, scale: str | None) -> list[torch.Tensor]:
     else:  # -v >= 0 where v <= 0: zeros now vote for -
         bits, magnitude = kernels.sign_pack_mean(-v)
         bits = ~bits
-    if 0 < magnitude < torch.inf and scale != "mean":
-        magnitude = 1.0 if scale is None else _rms(v, magnitude)
-    return [bits, torch.tensor([magnitude], dtype=torch.float32, device=v.device)]
+    if scale != "mean":
+        other = torch.ones_like(magnitude) if scale is None else _rms(v, magnitude)
+        magnitude = torch.where((magnitude > 0) & (magnitude < torch.inf), other, magnitude)
+    return [bits, magnitude.float()]
 
 
 def ballots_mean(received: Sequence[Parts], out: torch.Tensor) -> None:
-    magnitudes = [float(magnitude) for _, magnitude in received]
-    kernels.sign_mean([bits for bits, _ in received], magnitudes, out.numel(), out)
+    kernels.sign_mean([bits for bits, _ in received], [each for _, each in received], out.numel(), out)
 
 
 def ballot_bytes(n: int) -> int:
     return -(-n // 8) + 4
 
 
-def magnitude_of(told: Sequence[float], scale: str | None) -> float:
-    """The magnitude of a vote's result, from those of the ranks."""
-    mean = sum(told) / len(told)
-    return max(told) if scale is None and math.isfinite(mean) else mean
+def magnitude_of(told: torch.Tensor, scale: str | None) -> torch.Tensor:
+    """The magnitude of a vote's result, from those of the ranks: a tensor with one entry."""
+    mean = told.double().cumsum(0)[-1:] / told.numel()  # one after the other, so that all ranks agree
+    found = torch.where(mean.isfinite(), told.max().double(), mean) if scale is None else mean
+    return found.float()
 
 
 def scaled_signs(y: torch.Tensor) -> list[torch.Tensor]:
@@ -54,8 +55,8 @@ def scaled_signs_bytes(n: int) -> int:
     return -(-n // 8) + 4 * -(-n // kernels.block_of(n))
 
 
-def _rms(v: torch.Tensor, mean: float) -> float:
+def _rms(v: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """The root of the mean square; the mean magnitude `mean` if the squares leave the range of float32."""
     norm = cast(torch.Tensor, torch.linalg.vector_norm(v, dtype=torch.float32))
-    root = float(norm) / math.sqrt(v.numel())
-    return root if 0 < root < torch.inf else mean
+    root = norm.double().view(1) / math.sqrt(max(v.numel(), 1))
+    return torch.where((root > 0) & (root < torch.inf), root, mean)

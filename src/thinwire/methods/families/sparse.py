@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core import Channel, Exchange, HostWaits, Layout, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.errors import ConfigError, PayloadError
+from thinwire.kernels.scatter import ascending_flag
 from thinwire.methods.families import indices as index_code
 from thinwire.methods.families.feedback import Entries, Residual
 from thinwire.methods.families.quantised import Quantised
@@ -46,18 +47,38 @@ def split_pays(payload: float, size: int) -> bool:
 
 @dataclass
 class SparseMean:
-    """The mean of the entries of all ranks, not yet written, and what this rank's entries lost in coding."""
+    """The mean of the entries of all ranks, not yet written, and what this rank's entries lost in coding.
+
+    Every value counts `weight` times. `n` is the length of the tensor, if the indices came from the wire. On
+    a CPU decoders have checked them. On other devices they are part of the flag for the commit, so that the
+    host waits once for everything.
+    """
 
     entries: Sequence[Entries]
     lost: Sequence[tuple[torch.Tensor | slice, torch.Tensor]] = ()
+    n: int | None = None
+    weight: float = 1.0
 
     @property
-    def finite(self) -> bool:
-        return all(kernels.all_finite(theirs.values) for theirs in self.entries)
+    def finite(self) -> bool | torch.Tensor:
+        finite = [kernels.finite_flag(theirs.values) for theirs in self.entries]
+        return kernels.all_flags([*finite, *self._valid()])
 
-    def write(self, out: torch.Tensor) -> None:
-        indices, values = [e.indices for e in self.entries], [e.values for e in self.entries]
-        kernels.scatter_mean(indices, values, out)
+    def _valid(self) -> list[bool | torch.Tensor]:
+        n = self.n
+        away = [] if n is None else [e for e in self.entries if e.indices.device.type != "cpu"]
+        return [ascending_flag(theirs.indices, n or 0) for theirs in away]
+
+    def refuse_invalid(self) -> None:
+        """Raise PayloadError if there are indices that do not ascend within the tensor."""
+        if not bool(kernels.all_flags(self._valid())):
+            raise PayloadError(f"the indices of a payload do not ascend within a tensor of {self.n}")
+
+    def write(self, out: torch.Tensor, ch: Channel | None = None) -> None:
+        if ch is not None and ch.finite is False:
+            self.refuse_invalid()
+        values = [e.values if self.weight == 1 else self.weight * e.values for e in self.entries]
+        kernels.scatter_mean([e.indices for e in self.entries], values, out)
 
 
 @dataclass(frozen=True)
@@ -107,6 +128,14 @@ class Sparse(Exchange):
             )
 
     @property
+    def host_waits(self) -> HostWaits:
+        plain, split = super().host_waits, self.reduce == "split"
+        more = 4 * split + (0 if self.values is None else 1 + split)
+        why = "a split reduction" * split or "the counts of coded values" * (self.values is not None)
+        told = ", ".join(filter(None, (plain.why, why)))
+        return plain._replace(per_tensor=plain.per_tensor + more, why=told)
+
+    @property
     def traits(self) -> Traits:
         fixed = self.reduce == "gather" and not self.ragged
         payload = "fixed" if fixed else "data-dependent"
@@ -135,9 +164,11 @@ class Sparse(Exchange):
         if self.splits(n, k, ch.size):
             return await self._split(c, n, k, ch)
         parts, lost = self._encode(c, n, ch.private_seed())
-        received = await ch.gather(parts, longest=self._longest(parts, n) if self.ragged else None)
-        entries = [self._decode(theirs, n) for theirs in received]
-        return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)])
+        received = await ch.gather(
+            parts, longest=self._longest(parts, n, self.most(n, k)) if self.ragged else None
+        )
+        entries = self._decode(received, n)
+        return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)], n)
 
     async def _split(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
         """Every rank owns a range of coordinates: it adds up all entries there and selects the largest."""
@@ -153,18 +184,21 @@ class Sparse(Exchange):
             pieces.append(parts)
             if missing is not None:
                 lost.append((c.indices[mine].long(), missing))
-        scattered = await ch.scatter(pieces, longest=self._longest(pieces[ch.rank], share))
-        received = [self._decode(parts, share) for parts in scattered]
+        scattered = await ch.scatter(
+            pieces, longest=self._longest(pieces[ch.rank], share, min(share, self.most(n, k)))
+        )
+        received = SparseMean(self._decode(scattered, share), n=share)
         reduced = torch.empty(share, device=c.values.device)
-        SparseMean(received).write(reduced)
+        received.refuse_invalid()  # these are used before the step's commit
+        received.write(reduced)
         # A non-finite sum counts as the largest, so every rank receives it.
         largest = Entries(*kernels.topk(reduced, min(quota, share)))
         parts, missing = self._encode(largest, share, ch.private_seed() - 1)
-        gathered = [self._decode(parts, share) for parts in await ch.gather(parts)]
+        gathered = self._decode(await ch.gather(parts), share)
         reduced[largest.indices.long()] = 0 if missing is None else missing
         own = slice(min(n, ch.rank * share), min(n, (ch.rank + 1) * share))
         lost.append((own, reduced[: own.stop - own.start] * ch.size))
-        return SparseMean([_joined(gathered, share, n)], lost)
+        return SparseMean([_joined(gathered, share, n)], lost, n)
 
     def splits(self, n: int, k: int, size: int) -> bool:
         """Whether two more rounds cost less than (W-1) payloads. All ranks know the inputs and agree."""
@@ -189,26 +223,34 @@ class Sparse(Exchange):
         parts = codec.encode(c.values, seed)
         return [coded, count, *parts], c.values - codec.decode([parts], c.values.numel())
 
-    def _longest(self, parts: Sequence[torch.Tensor], n: int) -> list[int]:
-        """The largest lengths of these parts, if all n entries are sent."""
-        if self.values is None:
-            return [index_code.longest(n), n]
-        coded = self.values.code_bytes(n)
-        return [index_code.longest(n), 1, *(coded // part.element_size() for part in parts[2:])]
+    def most(self, n: int, k: int) -> int:
+        """The largest number of entries that a rank selects: of other ranks, no more is accepted."""
+        return n if self.ragged else k
 
-    def _decode(self, parts: Sequence[torch.Tensor], n: int) -> Entries:
+    def _longest(self, parts: Sequence[torch.Tensor], n: int, most: int) -> list[int]:
+        """The largest lengths of these parts, if so many of n entries are sent."""
+        indices = min(index_code.longest(n), 4 * most)
+        if self.values is None:
+            return [indices, most]
+        coded = self.values.code_bytes(most)
+        return [indices, 1, *(coded // part.element_size() for part in parts[2:])]
+
+    def _decode(self, received: Sequence[Sequence[torch.Tensor]], n: int) -> list[Entries]:
+        """The entries of all ranks."""
         codec = self.values
         if codec is None:
-            coded, values = parts
-            return Entries(index_code.decode(coded, n, values.numel()), values)
-        coded, count, *rest = parts
-        if count.numel() != 1:
-            raise PayloadError(f"{count.numel()} counts came with coded values; expected one")
-        k = int(count[0])
-        indices = index_code.decode(coded, n, k)
-        if codec.code_bytes(k) != parts_bytes(rest):
-            raise PayloadError(f"the coded values do not have the length of {k} entries")
-        return Entries(indices, codec.decode([rest], k))
+            return [Entries(index_code.decode(code, n, v.numel()), v) for code, v in received]
+        for _, count, *_ in received:
+            if count.numel() != 1:
+                raise PayloadError(f"{count.numel()} counts came with coded values; expected one")
+        counts = cast("list[int]", torch.cat([parts[1] for parts in received]).tolist())
+        entries: list[Entries] = []
+        for k, (code, _, *rest) in zip(counts, received, strict=True):
+            indices = index_code.decode(code, n, k)
+            if codec.code_bytes(k) != parts_bytes(rest):
+                raise PayloadError(f"the coded values do not have the length of {k} entries")
+            entries.append(Entries(indices, codec.decode([rest], k)))
+        return entries
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ class Wrapping(State):
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         return super().tensors(kind) | self.inner.tensors(kind)
 
+    def forget_hints(self) -> None:
+        super().forget_hints()
+        self.inner.forget_hints()
+
 
 class Around(Exchange):
     """A method around `exchange`, which gives all ranks the same result and knows no momentum."""
@@ -59,5 +63,5 @@ class Around(Exchange):
         """Run the exchange; True if the step is committed."""
         await self.exchange.run(x, out, state.inner, ch)
         if ch.committed is None:  # a plain mean has nothing to commit
-            return await ch.commit(bool(out.isfinite().all()))
+            return await ch.commit(out.isfinite().all())
         return ch.committed

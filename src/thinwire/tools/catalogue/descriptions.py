@@ -95,6 +95,7 @@ class Description:
     rounds: str
     compute: str
     memory: str
+    host_waits: str
     reference: str
     differences: str
     warning: str
@@ -128,6 +129,7 @@ class Description:
         """Everything but the facts, for a terminal of 100 columns."""
         advice = [f"Use it when: {self.use_when}", f"Do not use it when: {self.avoid_when}"]
         facts = {"Rounds per step": self.rounds, "Compute": self.compute, "Memory": self.memory}
+        facts["Waits of the host for a GPU"] = self.host_waits
         cost = [f"{name}: {fact}" for name, fact in facts.items() if fact]
         options = [f"{name}: {meaning}" for name, meaning in self.meanings.items()]
         blocks = [_wrapped(self.summary), *map(_wrapped, advice if self.use_when else [])]
@@ -166,6 +168,7 @@ def describe(cls: type[Configured]) -> Description:
         rounds=one_line(cls.rounds_per_step),
         compute=one_line(cls.compute),
         memory=_memory(instance),
+        host_waits=str(instance.host_waits),
         reference=one_line(cls.reference),
         differences=read.differences,
         warning=exchange.warning or "" if exchange else "",

@@ -21,6 +21,7 @@ from thinwire.tools.cli.show import (
     print_json,
     table,
 )
+from thinwire.tools.devices import DeviceOption
 
 if TYPE_CHECKING:
     from thinwire.tools.compare.records import Records
@@ -111,6 +112,7 @@ def compare(
     module: Module = False,
     methods: Chosen = None,
     workers: Workers = 4,
+    device: DeviceOption = "cpu",
     link: Link = "100mbit",
     model: Model = "mlp",
     hidden: Hidden = "",
@@ -148,6 +150,7 @@ def compare(
         asked = Comparison(
             methods=resolve_methods(methods or (), baseline),
             workers=workers,
+            device=device,
             link=link,
             model=model,
             data=data,

@@ -53,6 +53,8 @@ class Setting(Record, frozen=True, kw_only=True):
     layers: dict[str, tuple[Count, ...]]
     """Shapes of the parameters by name."""
     workers: Positive
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the workers compute."""
     link: str
     """As the user gave it: "100mbit", "lab:100mbit", "none"."""
     bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None

@@ -15,6 +15,7 @@ from thinwire.hosts.auto import STEPS as MEASURING_STEPS
 from thinwire.hosts.scripts import ALONE, AUTO, PYTORCH
 from thinwire.methods.registry import parse
 from thinwire.net import link as links
+from thinwire.tools import devices
 from thinwire.tools.compare.records import Setting
 from thinwire.tools.workloads import build, load
 from thinwire.version import __version__
@@ -37,7 +38,7 @@ NOT_METHODS = (*PYTORCH, AUTO, ALONE)
 
 BUILT_IN = (
     *("model", "data", "hidden", "epochs", "target", "evaluate_every", "batch"),
-    *("learning_rate", "optimizer", "momentum", "momentum_before"),
+    *("learning_rate", "optimizer", "momentum", "momentum_before", "device"),
 )
 """Of a `Comparison`: what a script decides itself."""
 
@@ -68,6 +69,7 @@ class Comparison:
     Args:
         methods: full method strings, the baseline first if there is one (see `resolve_methods`).
         workers: local worker processes.
+        device: where they compute, "cpu" or "cuda"; several workers may share a GPU.
         link: how they are joined, see `thinwire.net.link`.
         model: one of `workloads.MODELS`.
         data: a dataset, see `workloads.load`.
@@ -85,6 +87,7 @@ class Comparison:
 
     methods: Sequence[str]
     workers: int = 4
+    device: devices.Name = "cpu"
     link: str = "100mbit"
     model: str = "mlp"
     data: str = "digits"
@@ -131,6 +134,7 @@ def prepare(asked: Comparison) -> Setting:
     """Check everything that can be wrong and fill in the defaults."""
     if asked.script is not None:
         return _prepare_script(asked, asked.script)
+    devices.checked(asked.device)
     data = load(asked.data)
     model = build(asked.model, data, 0, asked.hidden)
     recipe = RECIPES[asked.model]
@@ -161,6 +165,7 @@ def prepare(asked: Comparison) -> Setting:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         workers=asked.workers,
+        device=asked.device,
         link=asked.link,
         bandwidth=None if link.unlimited else link.link.bandwidth,
         latency=link.link.latency,

@@ -25,6 +25,7 @@ from thinwire.net.link import parse, throttle
 from thinwire.net.meter import Meter
 from thinwire.net.metered_group import MeteredGroup
 from thinwire.sessions.base import BaseSession
+from thinwire.tools import devices
 from thinwire.tools.compare.records import Evaluation, Run, Setting, Step, finite
 from thinwire.tools.lab.inside import counters
 from thinwire.tools.workloads import build, load
@@ -77,8 +78,9 @@ class Trainer:
 def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
     """Train, report every step and evaluation to the parent, and return the run as a whole."""
     log.quiet()  # lines of workers would tear the progress bars apart
-    data = load(setting.data)
-    model = build(setting.model, data, seed, setting.hidden)
+    device = devices.of_rank(setting.device, worker.rank)
+    data = load(setting.data).to(device)
+    model = build(setting.model, data, seed, setting.hidden).to(device)
     trainer = prepare_method(model, method, setting)
     order = torch.Generator().manual_seed(1 + seed)
     durations: list[float] = []
@@ -88,12 +90,14 @@ def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
     while step < setting.steps and outcome == GO_ON:
         step += 1
         rows = torch.randint(len(data.inputs), (worker.size, setting.batch), generator=order)[worker.rank]
-        inputs, targets = data.batch(rows)
+        inputs, targets = data.batch(rows.to(device))
+        devices.finish(device)
         begin = time.perf_counter()
         trainer.optimizer.zero_grad()
         value = loss(data, trainer.model(inputs), targets)
         value.backward()
         trainer.optimizer.step()
+        devices.finish(device)
         durations.append(time.perf_counter() - begin)
         total += durations[-1]
         if worker.rank == 0:

@@ -15,10 +15,10 @@ import lzma
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,14 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Of one input."""
         return tuple(self.inputs.shape[1:])
+
+    def to(self, device: torch.device) -> Dataset:
+        """The same data on this device."""
+        tensors = {
+            name: cast(torch.Tensor, getattr(self, name)).to(device)
+            for name in ("inputs", "targets", "test_inputs", "test_targets")
+        }
+        return replace(self, **tensors)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.inputs[rows], self.targets[rows]
