@@ -14,7 +14,7 @@ from thinwire.kernels.triton._launch import Argument, launch, signed32
 from thinwire.kernels.triton.programs import sketch as programs
 from thinwire.kernels.triton.selection import keep_largest, topk
 
-_SAMPLE_BLOCKS = 1024
+SAMPLE_BLOCKS = 1024
 
 
 def sketch_insert(x: Tensor, seed: int, table: Tensor) -> None:
@@ -33,14 +33,14 @@ def sketch_query(table: Tensor, numel: int, seed: int, out: Tensor) -> None:
 
 def sketch_query_topk(table: Tensor, numel: int, seed: int, k: int) -> Tensor:
     estimates = torch.empty(numel, dtype=torch.float32, device=table.device)
-    sampled = _SAMPLE_BLOCKS * BLOCK
+    sampled = SAMPLE_BLOCKS * BLOCK
     if k == 0 or k > numel // 4 or numel < 4 * sampled:
         sketch_query(table, numel, seed, estimates)
         return topk(estimates, None, k)[0]
     rows, cols = table.shape
     rank = _candidates.sample_rank(k, numel, sampled)
     sample = torch.empty(sampled, dtype=torch.float32, device=table.device)
-    _query(table, sampled, seed, numel // BLOCK // _SAMPLE_BLOCKS, None, sample)
+    _query(table, sampled, seed, numel // BLOCK // SAMPLE_BLOCKS, None, sample)
     above = _candidates.sampled_threshold(sample, rank)
     buffer = Buffer.empty(table, numel, _candidates.room(rank, sampled, numel))
     _launch_blocks(
