@@ -100,9 +100,18 @@ CASES = (
     Case("gaussiank 1 %, normal", 2.0, _reading(kernels.gaussiank)),
     Case("chunk topk 1 %", 1.0, _reading(lambda x, _: kernels.chunk_topk(x, PER_CHUNK))),
     Case("feedback + topk 1 %", 3.0, _feedback(kernels.feedback_topk)),
-    Case("feedback + threshold", 4.0, _feedback(lambda r, g, _: kernels.feedback_threshold(r, g, 3.5))),
-    Case("feedback + gaussiank 1 %", 4.0, _feedback(kernels.feedback_gaussiank)),
-    Case("feedback + chunk topk 1 %", 3.0, _feedback(lambda r, g, _: kernels.feedback_chunk_topk(r, g, PER_CHUNK))),
+    # What was selected is zeroed afterwards.
+    Case(
+        "feedback + threshold",
+        4.0 + 1 / RATIO,
+        _feedback(lambda r, g, _: kernels.feedback_threshold(r, g, 3.65)),
+    ),
+    Case("feedback + gaussiank 1 %", 4.0 + 1 / RATIO, _feedback(kernels.feedback_gaussiank)),
+    Case(
+        "feedback + chunk topk 1 %",
+        3.0,
+        _feedback(lambda r, g, _: kernels.feedback_chunk_topk(r, g, PER_CHUNK)),
+    ),
     Case("feedback + block of 1 %", 3.0, _feedback(lambda r, g, k: kernels.feedback_block(r, g, 0, k))),
     Case("scatter mean of 8 x 1 %", 1.0, _scatter),
     Case("gspar, two rounds", 3.0, _reading(lambda x, _: kernels.gspar_probabilities(x, 0.01))),

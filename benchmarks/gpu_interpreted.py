@@ -15,8 +15,8 @@ from benchmarks.gpu_recorder import Record, recording
 from thinwire.kernels import dispatch
 from thinwire.kernels.triton import _candidates, _launch, sketch
 
-SMALL, LARGE = 65536, 131072
-TILE = 16384
+SMALL, LARGE = 131072, 262144
+TILE = 32768
 
 
 def main() -> None:

@@ -48,7 +48,10 @@ def report() -> dict[str, Any]:
     show(
         "registers of a thread / bytes of shared memory / bytes spilled",
         rows,
-        {"program": lambda row: row["program"], **{t: lambda row, t=t: "/".join(map(str, row[t])) for t in TARGETS}},
+        {
+            "program": lambda row: row["program"],
+            **{t: lambda row, t=t: "/".join(map(str, row[t])) for t in TARGETS},
+        },
     )
     slim = [{key: case[key] for key in ("name", "passes", "lists", "cpu")} for case in cases]
     return {"passes": slim, "programs": rows}

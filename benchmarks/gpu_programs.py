@@ -13,6 +13,7 @@ from typing import Any
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 TILE = 1024
+STEP = 8192
 PACKAGE = "thinwire.kernels.triton.programs"
 
 Launch = dict[str, Any]
@@ -70,11 +71,12 @@ def compiled(launch: Launch, target: str) -> Any:
 
     function = getattr(import_module(launch["module"]), launch["name"])
     constants = dict(launch["constants"])
-    for name, size in (("BLOCK", TILE), ("BLOCKS", TILE // 64)):
+    for name, size in (("BLOCK", TILE), ("BLOCKS", TILE // 64), ("STEP", STEP)):
         if name in constants:
             constants[name] = size
     source = ASTSource(fn=function, signature=launch["types"], constexprs=constants)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=launch["settings"])
+    compiler: Any = triton.compile
+    return compiler(source, target=GPUTarget(*TARGETS[target]), options=launch["settings"])
 
 
 def use_of(program: Any) -> Use:

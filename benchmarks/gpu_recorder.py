@@ -7,7 +7,7 @@ entry of it is not seen. Memory of the size of the tensor is told from lists, ta
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 TYPES = {
     torch.float64: "fp64",
@@ -44,7 +44,12 @@ class Record:
     list_bytes: int = 0
 
     def add(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        launch: Launch = {"module": function.__module__, "name": function.__name__, "types": {}, "constants": {}}
+        launch: Launch = {
+            "module": function.__module__,
+            "name": function.__name__,
+            "types": {},
+            "constants": {},
+        }
         launch["settings"] = {key: named[key] for key in _SETTINGS if key in named}
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         constants = {key: value for key, value in named.items() if key not in _SETTINGS}
@@ -88,7 +93,8 @@ def _tensors(values: object) -> list[Tensor]:
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, tuple | list):
-        return [tensor for value in cast("list[object]", list(values)) for tensor in _tensors(value)]
+        several = cast("Iterable[object]", values)
+        return [tensor for value in several for tensor in _tensors(value)]
     return []
 
 
@@ -129,7 +135,7 @@ def recording(large: int = 0) -> Generator[Record]:
         record.add(self.fn, args, kwargs)
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in _tensors(args)}
         ranges[:] = [(first, first + size) for first, size in storages.items() if size >= large]
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     builder.create_masked_load, builder.create_masked_store = load, store

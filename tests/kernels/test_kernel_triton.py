@@ -70,7 +70,7 @@ def test_the_long_tests_pass_in_the_interpreter(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_every_variant_compiles(interpreted, target):
-    """Also those without optional tensors, for 16-bit floats, and with sizes of one, which Triton builds in."""
+    """Also without optional tensors, for 16-bit floats, and with sizes of one, which Triton builds in."""
     from benchmarks.gpu_programs import compiled
 
     for launch in interpreted:

@@ -18,7 +18,8 @@ RUN = 16
 RUNS = 4096
 HIGH_SIZE = 1 << 16
 LOW_SIZE = 1 << 15
-_STEP = 8192
+STEP = 8192
+"""The bins of a histogram that are searched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Limit:
 
 
 def guessed_capacity(n: int, k: int) -> tuple[int, int] | None:
-    """(the rank in the sample of the threshold, room for the candidates); None where sampling does not pay."""
+    """(the rank of the threshold in the sample, room for the candidates); None if sampling does not pay."""
     if n < 4 * RUN * RUNS or k > n // 4:
         return None
     rank = sample_rank(k, n, RUN * RUNS)
@@ -98,7 +99,15 @@ def sampled_threshold(sample: Tensor, rank: int) -> Tensor:
     digits = int32(sample, 2)
     histogram = _histogram(Source(sample), nothing(sample), 1, None)
     launch(
-        programs.find_digit, 1, histogram, rank_there, digits[:1], digits[1:], above, SIZE=HIGH_SIZE, STEP=_STEP
+        programs.find_digit,
+        1,
+        histogram,
+        rank_there,
+        digits[:1],
+        digits[1:],
+        above,
+        SIZE=HIGH_SIZE,
+        STEP=STEP,
     )
     return above
 
@@ -127,9 +136,9 @@ def kth_limit(source: Source, buffer: Buffer, k: int) -> Limit:
     found = int32(source.x, 4)
     high, left, low, ties = found[:1], found[1:2], found[2:3], found[3:]
     histogram = _histogram(source, buffer, k, None)
-    launch(programs.find_digit, 1, histogram, rank, high, left, None, SIZE=HIGH_SIZE, STEP=_STEP)
+    launch(programs.find_digit, 1, histogram, rank, high, left, None, SIZE=HIGH_SIZE, STEP=STEP)
     histogram = _histogram(source, buffer, k, high)
-    launch(programs.find_digit, 1, histogram, left, low, ties, None, SIZE=LOW_SIZE, STEP=_STEP)
+    launch(programs.find_digit, 1, histogram, left, low, ties, None, SIZE=LOW_SIZE, STEP=STEP)
     return Limit(high, low, ties)
 
 

@@ -33,7 +33,8 @@ def compiled(steps: Callable[P, R]) -> Callable[P, R]:
 
     @cache
     def build() -> Callable[P, R]:
-        made = torch.compile(
+        compiler: Any = torch.compile
+        made = compiler(
             steps, fullgraph=True, recompile_limit=_RECOMPILES, isolate_recompiles=True, **SETTINGS
         )
         return cast("Callable[P, R]", made)

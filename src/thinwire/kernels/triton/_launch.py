@@ -4,7 +4,7 @@ Products and sums are never fused into one rounding: results have the bits of th
 (TRITON_INTERPRET=1 before the first import) runs the same programs on CPU tensors, one after the other.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ def int32(like: Tensor, *shape: int) -> Tensor:
 def int32_full(like: Tensor, value: int) -> Tensor:
     """One number on the device: filled there, where a copy from the host would make the host wait."""
     return torch.full((1,), value, dtype=torch.int32, device=like.device)
+
+
+def on_host(x: Tensor) -> list[int]:
+    """The numbers of a small tensor: the host waits for the device."""
+    return cast("list[int]", x.tolist())
 
 
 def signed32(word: int) -> int:

@@ -1,5 +1,7 @@
 """A2SGD's two means on a GPU. The host waits once, for both."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def class_sums(x: Tensor) -> Tensor:
 
 
 def means(numel: int, sums: Tensor) -> tuple[float, float]:
-    count, plus, minus = sums.tolist()
+    count, plus, minus = cast("list[float]", sums.tolist())
     return plus / count if count else 0.0, minus / (numel - count) if numel > count else 0.0
 
 

@@ -47,9 +47,7 @@ def feedback_threshold(
     n = residual.numel()
     limit = fixed_limit(residual, t)
     number = torch.empty(2, over(n), dtype=torch.int32, device=residual.device)
-    launch_tiles(
-        programs.accumulate_counting, n, residual, grad, n, undo, limit.high, number[0], number[1]
-    )
+    launch_tiles(programs.accumulate_counting, n, residual, grad, n, undo, limit.high, number[0], number[1])
     return write_counted(Source(residual), _candidates.nothing(residual), limit, number, residual)
 
 
@@ -63,9 +61,7 @@ def feedback_block(
 ) -> Tensor:
     n = residual.numel()
     values = torch.empty(length, dtype=torch.float32, device=residual.device)
-    launch_tiles(
-        programs.accumulate_block, n, residual, grad, n, undo, clear, start, length, values
-    )
+    launch_tiles(programs.accumulate_block, n, residual, grad, n, undo, clear, start, length, values)
     return values
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.kernels.reference.gaussian import COUNTS, LARGEST, quantile
 from thinwire.kernels.triton import _candidates
 from thinwire.kernels.triton._candidates import Buffer, Limit, Source
-from thinwire.kernels.triton._launch import int32_full, launch, launch_tiles, over
+from thinwire.kernels.triton._launch import int32_full, launch, launch_tiles, on_host, over
 from thinwire.kernels.triton.programs import gaussian as programs
 from thinwire.kernels.triton.programs import moments
 from thinwire.kernels.triton.selection import collect_above, collected, keep_largest, topk
@@ -28,14 +28,16 @@ def gaussiank(x: Tensor, grad: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
 def select_by_moments(
     source: Source, k: int, sums: Tensor, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`sums`: of the finite entries (how many, their sum, the sum of squares). Zeroes the selected in `residual`."""
+    """`sums`: of the finite entries (how many, their sum, the sum of squares). Takes out of `residual`."""
     control, buffer = _search(source, k, first_threshold(sums, k, source.n))
-    number, _, _, ready = control.tolist()
-    if not ready:
-        return keep_largest(source, collected(source, k), k, _candidates.empty_selection(source.x, k), residual)
+    seen = on_host(control)
+    if not seen[3]:
+        return keep_largest(
+            source, collected(source, k), k, _candidates.empty_selection(source.x, k), residual
+        )
     everything = Limit(int32_full(source.x, -1), None, int32_full(source.x, 0))
     counts = torch.stack((buffer.counts, torch.zeros_like(buffer.counts)))
-    out = _candidates.empty_selection(source.x, number)
+    out = _candidates.empty_selection(source.x, seen[0])
     return _candidates.write_kept(source, buffer, 1, everything, counts, out, residual)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.kernels.generator import keys
 from thinwire.kernels.reference.gspar import LARGEST
 from thinwire.kernels.triton._candidates import Buffer
-from thinwire.kernels.triton._launch import launch_tiles, over, signed32
+from thinwire.kernels.triton._launch import launch_tiles, on_host, over, signed32
 from thinwire.kernels.triton.programs import gspar as programs
 from thinwire.kernels.triton.programs import moments
 
@@ -59,11 +59,11 @@ def gspar_sample(x: Tensor, lam: float, seed: int) -> tuple[Tensor, Tensor, Tens
     )  # fmt: skip
     numbers = torch.stack((certain, buffer.counts - certain))
     upto = numbers.cumsum(1, dtype=torch.int32)
-    total_certain, total_drawn = upto[:, -1].tolist() if n else (0, 0)
+    totals = on_host(upto[:, -1]) if n else [0, 0]
     before = upto - numbers
-    indices = torch.empty(total_certain, dtype=torch.int32, device=x.device)
-    values = torch.empty(total_certain, dtype=torch.float32, device=x.device)
-    drawn = torch.empty(total_drawn, dtype=torch.int32, device=x.device)
+    indices = torch.empty(totals[0], dtype=torch.int32, device=x.device)
+    values = torch.empty(totals[0], dtype=torch.float32, device=x.device)
+    drawn = torch.empty(totals[1], dtype=torch.int32, device=x.device)
     launch_tiles(
         programs.write_drawn, n, x, n, factor, key_a, key_b,
         buffer.capacity, buffer.total, *buffer.parts, before[0], before[1], indices, values, drawn,

@@ -7,7 +7,7 @@ and whatever does not fit sets a flag.
 import torch
 from torch import Tensor
 
-from thinwire.kernels.triton._launch import int32_full, launch_tiles, over
+from thinwire.kernels.triton._launch import int32_full, launch_tiles, on_host, over
 from thinwire.kernels.triton.programs import indices as programs
 
 
@@ -44,8 +44,8 @@ def from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor | None
     launch_tiles(
         programs.read_elias_fano, 8 * length, unary, length, before, code, plain, k, low, wrong, found
     )
-    counted, damaged = torch.cat((total, wrong)).tolist()
-    return found if counted == k and not damaged else None
+    seen = on_host(torch.cat((total, wrong)))
+    return found if seen == [k, 0] else None
 
 
 def rice(marked: Tensor, n: int, low: int, signed: int) -> Tensor:
@@ -72,8 +72,8 @@ def from_rice(code: Tensor, n: int, k: int, low: int, signed: int, plain: int) -
     steps = torch.empty(k, dtype=torch.int64, device=code.device)
     launch_tiles(programs.rice_gaps, k, positions, code, plain, k, n, low, signed, wrong, steps)
     launch_tiles(programs.read_rice, k, steps.cumsum(0), code, plain, k, n, low, signed, wrong, found)
-    counted, damaged, last = torch.cat((total, wrong, positions[-1:])).tolist()
-    return found if counted == k and not damaged and last // 8 == length - 1 else None
+    seen = on_host(torch.cat((total, wrong, positions[-1:] // 8)))
+    return found if seen == [k, 0, length - 1] else None
 
 
 def _ones(code: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ def laq_norms(grad: Tensor, last: Tensor, packed: Tensor, radius: float, bits: i
     if last.numel() == 0:
         return 0.0, 0.0
     r, top = number(last, radius), number(last, 2**bits - 1)
-    innovation, error = _norms(bits)(grad, last, packed, r, top).tolist()
-    return innovation, error
+    norms = cast("list[float]", _norms(bits)(grad, last, packed, r, top).tolist())
+    return norms[0], norms[1]
 
 
 def _moved(last: Tensor, codes: Tensor, radius: Tensor, top: Tensor) -> Tensor:

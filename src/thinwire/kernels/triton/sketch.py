@@ -4,6 +4,8 @@ The top-k of the estimates reads the table alone: estimates above a threshold fr
 and only where those do not suffice are all estimates stored.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ def _query(table: Tensor, n: int, seed: int, stride: int, active: Tensor | None,
     _launch_blocks(programs.query, n, rows, table, n, *_halves(seed), cols, stride, active, out)
 
 
-def _launch_blocks(program: object, n: int, rows: int, *arguments: Argument) -> None:
+def _launch_blocks(program: Any, n: int, rows: int, *arguments: Argument) -> None:
     blocks = _launch.TILE // BLOCK
     launch(program, _launch.over(n), *arguments, ROWS=rows, BLOCKS=blocks)
 

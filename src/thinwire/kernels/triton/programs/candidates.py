@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Programs that select: collect candidates in one pass, find the k-th magnitude, write what is kept in order.
 
 Every program has a tile of the tensor. The candidates of a tile are next to each other in a buffer, in
@@ -31,7 +31,9 @@ def append(at, v, kept, on, capacity, total, offsets, counts, indices, values):
 
 
 @triton.jit(do_not_specialize=["capacity"])
-def collect(x, grad, n, above, active, capacity, total, offsets, counts, indices, values, BLOCK: tl.constexpr):
+def collect(
+    x, grad, n, above, active, capacity, total, offsets, counts, indices, values, BLOCK: tl.constexpr
+):
     """Candidates are all entries above a magnitude. Nothing is read and nothing changes unless `active`."""
     at = tile(BLOCK)
     on = tl.load(active) != 0
@@ -169,7 +171,9 @@ def write_kept(
     With RESTORE, collecting has zeroed all candidates there: those that are not written get their value back.
     """
     whole = is_whole(total, k, capacity)
-    where, v, from_tensor, from_buffer = candidates(x, grad, n, offsets, counts, indices, values, whole, BLOCK)
+    where, v, from_tensor, from_buffer = candidates(
+        x, grad, n, offsets, counts, indices, values, whole, BLOCK
+    )
     valid = from_tensor | from_buffer
     limit = limit_of(high, low)
     m = magnitude(v)

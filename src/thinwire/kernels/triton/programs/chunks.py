@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Top-k by chunks: a program has a few whole chunks, a row each, and finds the k-th magnitude bit by bit."""
 
 import triton
@@ -10,7 +10,18 @@ from thinwire.kernels.triton.programs.numbers import loaded, magnitude
 
 @triton.jit(do_not_specialize=["k", "last"])
 def take_chunks(
-    x, grad, n, chunk, k, last, undo, indices, values, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr
+    x,
+    grad,
+    n,
+    chunk,
+    k,
+    last,
+    undo,
+    indices,
+    values,
+    ACCUMULATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     """The k largest of every chunk (`last` of the last one), in ascending order; k per chunk before it.
 
@@ -20,7 +31,7 @@ def take_chunks(
     column = tl.arange(0, SIZE)
     at = row[:, None] * chunk + column[None, :]
     inside = (column[None, :] < chunk) & (at < n)
-    if ACCUMULATE:
+    if ACCUMULATE:  # noqa: SIM108 - only one of them is compiled
         v = summed(x, grad, undo, at, inside)
     else:
         v = loaded(x, grad, at, inside)

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Programs that add a gradient to a residual and do something with the sum in the same pass.
 
 `undo` may be the gradient's own memory: every program reads an entry of both before it writes there.
@@ -63,9 +63,7 @@ def accumulate_moments(residual, grad, n, undo, sums, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["start", "length"])
-def accumulate_block(
-    residual, grad, n, undo, clear, start, length, out, BLOCK: tl.constexpr
-):
+def accumulate_block(residual, grad, n, undo, clear, start, length, out, BLOCK: tl.constexpr):
     """The block that begins at `start` and wraps around the end moves from the sums to `out`."""
     at = tile(BLOCK)
     inside = at < n

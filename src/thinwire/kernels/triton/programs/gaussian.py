@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """The search for Gaussian-k's threshold, one step after each count; the reference explains it."""
 
 import triton
@@ -15,7 +15,7 @@ def as_float32(value):
 
 @triton.jit(do_not_specialize=["k"])
 def advance(control, state, k):
-    """`control`: entries counted, bits of the threshold, whether to go on, whether the candidates are the result.
+    """`control`: entries counted, bits of the threshold, whether to go on, whether this is the result.
 
     `state`: the threshold, the highest one with too many entries, the lowest with too few (NaN: not known
     yet), and the strides down and up.
@@ -29,13 +29,13 @@ def advance(control, state, k):
     up = tl.load(state + 4)
     many = 3 * number > 4 * k.to(tl.int64)
     few = 3 * number < 2 * k.to(tl.int64)
-    low = tl.where(many, t, low)
+    low = tl.where(many, t, low)  # compared with itself below: whether it is known
     high = tl.where(few, t, high)
     # Thresholds only fall while none has had too many, so the last count has the most of those too few.
     found = (many == 0) & (few == 0)
-    ready = found | (few & (number >= 1) & (low != low))
+    ready = found | (few & (number >= 1) & (low != low))  # noqa: PLR0124
     middle = tl.sqrt(low) * tl.sqrt(high)
-    t = as_float32(tl.where(low != low, down * t, tl.where(high != high, up * t, middle)))
+    t = as_float32(tl.where(low != low, down * t, tl.where(high != high, up * t, middle)))  # noqa: PLR0124
     stuck = (t == low) | (t == high)
     more = (found == 0) & (stuck == 0)
     tl.store(control + 3, ready.to(tl.int32), mask=on)

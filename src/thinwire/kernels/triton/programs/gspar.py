@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """GSpar's sampling: what is certain or drawn goes to a buffer in one pass, then to two lists in order."""
 
 import triton
@@ -20,13 +20,36 @@ def certain_or_drawn(v, at, factor, key_a, key_b):
 
 @triton.jit(do_not_specialize=["key_a", "key_b", "capacity"])
 def draw(
-    x, n, factor, key_a, key_b, capacity, total, offsets, counts, indices, values, certain_counts, BLOCK: tl.constexpr
+    x,
+    n,
+    factor,
+    key_a,
+    key_b,
+    capacity,
+    total,
+    offsets,
+    counts,
+    indices,
+    values,
+    certain_counts,
+    BLOCK: tl.constexpr,
 ):
     at = tile(BLOCK)
     inside = at < n
     v = loaded(x, None, at, inside)
     certain, drawn = certain_or_drawn(v, at, tl.load(factor), key_a, key_b)
-    append(at, v, inside & (certain | drawn), tl.program_id(0) >= 0, capacity, total, offsets, counts, indices, values)
+    append(
+        at,
+        v,
+        inside & (certain | drawn),
+        tl.program_id(0) >= 0,
+        capacity,
+        total,
+        offsets,
+        counts,
+        indices,
+        values,
+    )
     tl.store(certain_counts + tl.program_id(0), number_of(inside & certain))
 
 

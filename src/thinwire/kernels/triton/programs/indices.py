@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Programs that write and read index codes, bit by bit.
 
 Codes are written as 32-bit words with the lowest byte first, the order of all devices that Triton knows.

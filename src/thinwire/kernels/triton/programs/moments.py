@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Programs that sum in double precision: one row (how many, their sum, the sum of squares) per tile.
 
 The rows are added up by torch, in an order that does not depend on which program was first.

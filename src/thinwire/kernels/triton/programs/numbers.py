@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """What several programs share: magnitudes as integers, sums of two tensors, the counter-based generator."""
 
 import triton
@@ -67,4 +67,6 @@ def mix64(value):
 @triton.jit
 def joined64(low, high):
     """A uint64 from the int32 bits of its halves."""
-    return (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(
+        tl.uint64
+    )

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Count-sketch programs: a block of 64 neighbours is one run of columns, with 64 signs from one word.
 
 Insertions are atomic additions in any order, so sums may differ in the last bits from run to run.
@@ -108,7 +108,7 @@ def estimates(table, block, inside, cols, seed_low, seed_high, ROWS: tl.constexp
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "cols", "stride"])
 def query(table, n, seed_low, seed_high, cols, stride, active, out, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Estimates of all entries (stride 1), or of every stride-th block; with `active`, only if it is not zero."""
+    """Estimates of all entries (stride 1), or of every stride-th block; none if `active` is zero."""
     block, at = entries(tl.program_id(0).to(tl.int64) * BLOCKS, BLOCKS)
     end = n
     if active is not None:
