@@ -74,6 +74,8 @@ def compiled(launch: Launch, target: str) -> Any:
     for name, size in (("BLOCK", TILE), ("BLOCKS", TILE // 64), ("STEP", STEP)):
         if name in constants:
             constants[name] = size
+    if "SIZE" in constants and "ROWS" in constants:  # chunks of a program
+        constants["ROWS"] = max(1, TILE // constants["SIZE"])
     source = ASTSource(fn=function, signature=launch["types"], constexprs=constants)
     compiler: Any = triton.compile
     return compiler(source, target=GPUTarget(*TARGETS[target]), options=launch["settings"])

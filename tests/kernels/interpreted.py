@@ -35,5 +35,5 @@ def pytest_runtestloop(session):
 
 def pytest_collection(session):
     """After tests/conftest.py has chosen its own: the interpreter is a thousand times slower."""
-    hypothesis.settings.register_profile("interpreted", deadline=None, derandomize=True, max_examples=5)
+    hypothesis.settings.register_profile("interpreted", deadline=None, derandomize=True, max_examples=3)
     hypothesis.settings.load_profile("interpreted")

@@ -33,7 +33,7 @@ KINDS = (
 FINITE_KINDS = tuple(kind for kind in KINDS if kind not in ("infinite", "nan"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-quick = settings(max_examples=5 if INTERPRETED else 25, deadline=None, derandomize=True)
+quick = settings(max_examples=3 if INTERPRETED else 25, deadline=None, derandomize=True)
 
 
 def vector(kind: str, n: int, seed: int) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire import PayloadError
 from thinwire.kernels import use_reference
-from thinwire.kernels.indices import from_elias_fano, from_rice, rice
+from thinwire.kernels.indices import bitmap, from_bitmap, from_elias_fano, from_rice, rice
 from thinwire.methods.families import indices as codes
 
 
@@ -116,3 +116,14 @@ def test_an_index_that_needs_32_bits_is_refused(reference: bool) -> None:
     code = torch.tensor([0, 0, 0, 0, 0b100], dtype=torch.uint8)
     with use_reference() if reference else nullcontext(), pytest.raises(PayloadError):
         from_elias_fano(code, 2**31 - 1, 1, 30)
+
+
+@pytest.mark.parametrize("n", [1, 64, 1001])
+def test_a_bitmap_comes_back(n: int) -> None:
+    indices = torch.arange(0, n, 3, dtype=torch.int32)
+    code = bitmap(indices, n)
+    assert torch.equal(from_bitmap(code, n, indices.numel()), indices)
+    with use_reference():
+        assert torch.equal(bitmap(indices, n), code)
+    with pytest.raises(PayloadError):
+        from_bitmap(code, n, indices.numel() + 1)

@@ -52,7 +52,7 @@ def test_the_tests_of_the_cpu_kernels_reach_every_program_in_the_interpreter(int
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("target", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90", "gfx942"])
 def test_every_program_compiles(interpreted, target):
     from benchmarks.gpu_programs import compiled, one_of_each
 

@@ -108,6 +108,7 @@ def sampled_threshold(sample: Tensor, rank: int) -> Tensor:
         above,
         SIZE=HIGH_SIZE,
         STEP=STEP,
+        num_warps=16,
     )
     return above
 
@@ -136,9 +137,9 @@ def kth_limit(source: Source, buffer: Buffer, k: int) -> Limit:
     found = int32(source.x, 4)
     high, left, low, ties = found[:1], found[1:2], found[2:3], found[3:]
     histogram = _histogram(source, buffer, k, None)
-    launch(programs.find_digit, 1, histogram, rank, high, left, None, SIZE=HIGH_SIZE, STEP=STEP)
+    launch(programs.find_digit, 1, histogram, rank, high, left, None, SIZE=HIGH_SIZE, STEP=STEP, num_warps=16)
     histogram = _histogram(source, buffer, k, high)
-    launch(programs.find_digit, 1, histogram, left, low, ties, None, SIZE=LOW_SIZE, STEP=STEP)
+    launch(programs.find_digit, 1, histogram, left, low, ties, None, SIZE=LOW_SIZE, STEP=STEP, num_warps=16)
     return Limit(high, low, ties)
 
 
