@@ -122,7 +122,7 @@ def test_a_block_with_the_output_cleared_in_the_same_pass(n, itself, dtype, back
 
 
 @pytest.mark.parametrize("kind", ["normal", "constant", "sparse", "nan"])
-@pytest.mark.parametrize("rule", ["topk", "threshold"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_few_entries_of_a_small_tensor(kind, rule):
     """Also where a sample shows nothing of the rest: all entries equal, or nearly all zero."""
     grad, undo = vector(kind, 1100, 3), torch.empty(1100)
