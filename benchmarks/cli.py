@@ -9,6 +9,7 @@ import typer
 from benchmarks import (
     checksums,
     digits,
+    gpu_kernels,
     hsdp,
     kernels,
     language,
@@ -36,6 +37,7 @@ bench = typer.Typer(
 bench.command("overhead")(overhead.command)
 bench.command("run")(run.command)
 bench.command("kernels")(kernels.command)
+bench.command("gpu-kernels")(gpu_kernels.command)
 bench.command("methods")(methods.command)
 bench.command("checksums")(checksums.command)
 bench.command("memory")(memory.command)

@@ -27,6 +27,7 @@ def test_it_starts_from_the_root_of_the_repository() -> None:
     for command in (
         "overhead",
         "kernels",
+        "gpu-kernels",
         "methods",
         "checksums",
         "peers",

@@ -121,6 +121,19 @@ def test_a_block_with_the_output_cleared_in_the_same_pass(n, itself, dtype, back
     assert bool((clear == 0).all())
 
 
+@pytest.mark.parametrize("kind", ["normal", "constant", "sparse", "nan"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_few_entries_of_a_small_tensor(kind, rule):
+    """Also where a sample shows nothing of the rest: all entries equal, or nearly all zero."""
+    grad, undo = vector(kind, 1100, 3), torch.empty(1100)
+    residual = torch.zeros(1100)
+    expected_residual = residual.clone()
+    taken = call(rule, "feedback", residual, grad, 20, undo=undo)
+    same(taken, reference(lambda: call(rule, "feedback", expected_residual, grad, 20)))
+    same(residual, expected_residual)
+    assert not undo.any()
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_nothing_is_lost_over_many_steps(n):
     residual = torch.zeros(n)

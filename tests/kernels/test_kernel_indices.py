@@ -1,5 +1,7 @@
 """Index codes: what goes in comes out, both implementations write the same bytes, noise is refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire import PayloadError
 from thinwire.kernels import use_reference
-from thinwire.kernels.indices import from_rice, rice
+from thinwire.kernels.indices import bitmap, from_bitmap, from_elias_fano, from_rice, rice
 from thinwire.methods.families import indices as codes
 
 
@@ -106,3 +108,22 @@ def test_rice_noise_is_refused_by_both_or_in_range(
     assert found.numel() == k
     assert not k or int(found[-1]) < n
     assert bool((found[1:] > found[:-1]).all())
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_index_that_needs_32_bits_is_refused(reference: bool) -> None:
+    """2 << 30 in an int32 would be negative, and below any n."""
+    code = torch.tensor([0, 0, 0, 0, 0b100], dtype=torch.uint8)
+    with use_reference() if reference else nullcontext(), pytest.raises(PayloadError):
+        from_elias_fano(code, 2**31 - 1, 1, 30)
+
+
+@pytest.mark.parametrize("n", [1, 64, 1001])
+def test_a_bitmap_comes_back(n: int) -> None:
+    indices = torch.arange(0, n, 3, dtype=torch.int32)
+    code = bitmap(indices, n)
+    assert torch.equal(from_bitmap(code, n, indices.numel()), indices)
+    with use_reference():
+        assert torch.equal(bitmap(indices, n), code)
+    with pytest.raises(PayloadError):
+        from_bitmap(code, n, indices.numel() + 1)

@@ -46,6 +46,14 @@ def test_query_equals_the_reference(n, rows, cols, seed, kind):
         same(kernels.sketch_query_topk(table, n, seed, k), kernels.topk(out, k)[0])
 
 
+@pytest.mark.parametrize("kind", ["normal", "constant"])
+def test_the_largest_estimates_of_a_small_table(kind):
+    """With a constant table all magnitudes are equal: a sample lets everything through."""
+    table = vector(kind, 5 * 100, 4).view(5, 100)
+    found = kernels.sketch_query_topk(table, 1100, 6, 20)
+    same(found, reference(lambda: kernels.sketch_query_topk(table, 1100, 6, 20)))
+
+
 def test_sketches_add():
     n, rows, cols = 100_003, 5, 2000
     a, b = vector("ties", n, 1), vector("ties", n, 2)  # halves: sums are exact

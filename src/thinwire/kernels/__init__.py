@@ -1,4 +1,4 @@
-"""Fused kernels: compiled for CPU tensors, plain torch (`thinwire.kernels.reference`) for everything else.
+"""Fused kernels: compiled for CPU tensors and, with Triton, for GPUs; plain torch for everything else.
 
 All tensors are flat and contiguous, indices are ascending int32, seeds are 64-bit integers. Randomness comes
 from a counter-based generator, so results depend on the seed alone, not on threads, and are the same bits on

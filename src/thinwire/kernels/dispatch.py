@@ -16,11 +16,13 @@ from torch import Tensor
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-BACKENDS = {"cpu": "thinwire.kernels.cpu"}
+BACKENDS = {"cpu": "thinwire.kernels.cpu", "cuda": "thinwire.kernels.triton"}
 """The package with the compiled kernels for a type of device; every other device gets the reference."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int32)
 _SCALARS = (int, float, str, type(None))
+# Subclasses, such as torch's fake tensors, may have no memory that a kernel could read.
+_PLAIN = (Tensor, torch.nn.Parameter)
 _compiled: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
 
 
@@ -48,10 +50,16 @@ def dispatch(reference: Callable[[*Arguments], Result], *arguments: *Arguments) 
         return reference(*arguments)
     kernel = _compiled.get((backend, reference))
     if kernel is None:
-        family = reference.__module__.rpartition(".")[2]
-        kernel = getattr(import_module(f"{backend}.{family}"), reference.__name__)
-        _compiled[backend, reference] = kernel
+        kernel = _compiled[backend, reference] = _find(backend, reference)
     return kernel(*arguments)
+
+
+def _find(backend: str, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The backend's kernel; the reference itself for a family that the backend does not have."""
+    family = reference.__module__.rpartition(".")[2]
+    if family not in import_module(backend).FAMILIES:
+        return reference
+    return getattr(import_module(f"{backend}.{family}"), reference.__name__)
 
 
 def _backend(arguments: Iterable[object]) -> str | None:
@@ -69,6 +77,7 @@ def _add_devices(arguments: Iterable[object], devices: set[torch.device | None])
             continue
         if isinstance(argument, Tensor):
             readable = argument.dtype in _DTYPES and argument.is_contiguous()
-            devices.add(argument.device if readable else None)
+            usable = argument.device.type == "cpu" or type(argument) in _PLAIN
+            devices.add(argument.device if readable and usable else None)
         else:
             _add_devices(cast("Iterable[object]", argument), devices)

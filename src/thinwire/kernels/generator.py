@@ -32,9 +32,12 @@ def keys(seed: int) -> tuple[int, int]:
     return mixed & MASK32, mixed >> 32
 
 
-def words(seed: int, numel: int, device: torch.device) -> Tensor:
-    """One 32-bit word per position, as int64, since torch has little unsigned arithmetic."""
-    key_a, key_b = keys(seed)
+def words(seed: int | Tensor, numel: int, device: torch.device) -> Tensor:
+    """One 32-bit word per position, as int64, since torch has little unsigned arithmetic.
+
+    The keys of a seed in an int64 tensor of two do as well: code that is compiled takes them as data.
+    """
+    key_a, key_b = keys(seed) if isinstance(seed, int) else (seed[0], seed[1])
     h = (torch.arange(numel, dtype=torch.int64, device=device) + key_a) & MASK32
     h ^= h >> 16
     h = (h * MIX_A) & MASK32
@@ -43,7 +46,7 @@ def words(seed: int, numel: int, device: torch.device) -> Tensor:
     return h ^ (h >> 16)
 
 
-def one_to_two(seed: int, numel: int, device: torch.device) -> Tensor:
+def one_to_two(seed: int | Tensor, numel: int, device: torch.device) -> Tensor:
     """Uniform 16-bit steps in [1, 2), two from each word."""
     pairs = words(seed, (numel + 1) // 2, device)
     halves = torch.stack((pairs & 0xFFFF, pairs >> 16), dim=1).flatten()[:numel]

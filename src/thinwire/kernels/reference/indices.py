@@ -27,7 +27,7 @@ def from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor | None
     if ones.numel() != k:
         return None
     high = ones - torch.arange(k, device=code.device)
-    if k and (int(high.min()) < 0 or int(high.max()) > 2**31 >> low):
+    if k and (int(high.min()) < 0 or int(high.max()) >= 2**31 >> low):
         return None
     return ((high << low) | _unpack_low_bits(code[:plain], k, low)).to(torch.int32)
 

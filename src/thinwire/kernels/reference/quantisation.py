@@ -55,7 +55,7 @@ def bucket_scales(x: Tensor, bucket: int, norm: str) -> Tensor:
     return torch.where(finite, scales, torch.full_like(scales, torch.nan))
 
 
-def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int) -> Tensor:
+def encode(x: Tensor, scales: Tensor, bits: int, bucket: int, seed: int | Tensor) -> Tensor:
     """Codes 0..2s (b > 1) or 0..1 (b = 1), one byte each."""
     n = x.numel()
     s = levels(bits)
