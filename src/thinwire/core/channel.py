@@ -82,6 +82,21 @@ async def ask(op: frames.Primitive) -> Any:
     return await _Ask(op)
 
 
+async def committed_by(program: Coroutine[Any, Any, None]) -> bool:
+    """Run a program that asks for one commit; whether it was committed."""
+    answer, committed = None, True
+    try:
+        while True:
+            request = program.send(answer)
+            answer = await _Ask(request)
+            if isinstance(request, frames.Commit):
+                committed = bool(answer)
+    except StopIteration:
+        return committed
+    finally:
+        program.close()
+
+
 @dataclass(frozen=True)
 class StepContext:
     """The inputs of a step besides the gradient.
