@@ -97,16 +97,14 @@ def test_exact_configuration_equals_the_dense_mean(method: str, size: int) -> No
 @every(size=SIZES)
 def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
     """On every rank at every step; where ranks or steps are not alike, the most that occurs."""
-    cohort, traits, most = Cohort(method, size), parse(method).traits, 0
+    built, most = parse(method), 0
+    cohort, traits = Cohort(method, size), built.traits
     promised = cohort.sessions[0].payload_bytes()
     assert promised is not None or traits.payload == "data-dependent", "other methods know their bytes"
     for session in cohort.sessions:  # warm-ups are over: what is promised is what comes after them
         session.engine.step = max(
             getattr(exchange, name, 0)
-            for exchange in (
-                parse(method),
-                *(getattr(parse(method), part, None) for part in ("outer", "method")),
-            )
+            for exchange in (built, getattr(built, "outer", None), getattr(built, "method", None))
             for name in ("warmup", "steps", "start_after")
         )
     for step in range(3):

@@ -117,6 +117,11 @@ class Behind:
         if vote is not None:
             self._submit(vote)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether an exchange has not ended yet."""
+        return self._busy
+
     def wait(self, *, quiet: bool = False) -> None:
         """Until no exchange is under way. Raises the error that ended the last one, unless `quiet`."""
         with self._changed:

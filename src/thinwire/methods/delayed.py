@@ -69,6 +69,7 @@ class Delayed(Exchange):
     def traits(self) -> Traits:
         return replace(
             self.method.traits,
+            unbiased=False,  # of the gradients of another step
             elementwise=False,
             single_mean=False,
             scatters=False,
