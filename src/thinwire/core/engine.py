@@ -236,6 +236,7 @@ class Engine:
             "seed": self.seed,
             "dense_below": self.router.dense_below,
             "parameters": self.described_parameters(),
+            **({} if self.link == Link() else {"link": repr(self.link)}),
         }
 
     def described_parameters(self) -> list[list[Any]]:
@@ -457,6 +458,7 @@ class Engine:
             key=layout.key,
             device=layout.device,
             context=self._context(exchange, layout),
+            link=self.link,
         )
         state = State() if traits.single_mean else self.state(exchange, layout)
         memory = group.memory(views)

@@ -21,8 +21,10 @@ from thinwire.kernels.indices import INDEX_BITS, from_rice, rice
 from thinwire.methods.families import sparse
 from thinwire.methods.families.feedback import Entries
 from thinwire.methods.families.indices import rice_bits
+from thinwire.net.costs import Link
 from thinwire.net.frames import to_bytes
 
+ASSUMED_LINK = sparse.ASSUMED_LINK
 _LONGEST_HEAD = 3 * 5 + 4
 
 
@@ -98,11 +100,11 @@ def _joined(pieces: Sequence[Entries], begins: Sequence[int]) -> Entries:
     return Entries(where, torch.cat([piece.values for piece in pieces]))
 
 
-def split_pays(n: int, ratio: float, size: int) -> bool:
+def split_pays(n: int, ratio: float, size: int, link: Link) -> bool:
     """Whether a split reduction takes less time. All ranks know the inputs, so they agree."""
     k = max(1, int(ratio * n))
     # An entry has its plain bits, a sign, and somewhat less than two unary bits.
-    return sparse.split_pays(k * (rice_bits(n, k) + 3) / 8, size)
+    return sparse.split_pays(k * (rice_bits(n, k) + 3) / 8, size, link)
 
 
 def encode(n: int, sample: Sample) -> torch.Tensor:
