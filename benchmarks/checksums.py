@@ -80,7 +80,8 @@ def command(
 
 def report(size: int, steps: int, chosen: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Measure and show a table; returns the record for the JSON file."""
-    one_level = [name for name, cls in list_methods().items() if not cls().traits.two_levels]
+    wrapped = [cls().traits.two_levels or cls().traits.delayed for cls in list_methods().values()]
+    one_level = [name for name, other in zip(list_methods(), wrapped, strict=True) if not other]
     alone, under_ddp = ([str(parse_exchange(m)) for m in chosen or some] for some in (one_level, UNDER_DDP))
     with measuring(len(alone) + len(under_ddp)) as progress:
         results = run(alone, under_ddp, size, steps, progress)

@@ -22,7 +22,7 @@ BATCH = 32
 STEPS = 150
 
 # Only other methods make something of these.
-WRAPPERS = ("warmup", "route", "hierarchical", "adam")  # SGD trains here, and adam needs AdamW
+WRAPPERS = ("warmup", "route", "hierarchical", "delayed", "adam")  # SGD trains here, and adam needs AdamW
 
 
 @dataclass(frozen=True)

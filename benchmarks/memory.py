@@ -26,7 +26,7 @@ from thinwire.tools.cli.show import JsonFile, Methods, save
 DEFAULT_SIZE = 10_000_000
 STEPS = 3
 # Wrappers need the memory of what they wrap.
-WRAPPERS = {"warmup", "route", "hierarchical", "periodic"}
+WRAPPERS = {"warmup", "route", "hierarchical", "delayed", "periodic"}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from benchmarks.common import (
     show,
     target,
 )
+from thinwire.core import Traits
 from thinwire.methods.registry import list_methods, parse_exchange
 from thinwire.net.launch import Worker, run_local
 from thinwire.tools.cli.show import JsonFile, Methods, save
@@ -74,10 +75,15 @@ def run(
     progress: Progress | None = None,
 ) -> list[Row]:
     """Time every method on one float32 tensor of `size` entries, a square matrix as nearly as possible."""
-    one_level = [name for name, cls in list_methods().items() if not cls().traits.two_levels]
-    strings = [str(parse_exchange(text)) for text in (chosen or one_level)]
+    timed = [name for name, cls in list_methods().items() if not _elsewhere(cls().traits)]
+    strings = [str(parse_exchange(text)) for text in (chosen or timed)]
     on_report = from_rank_0(progress)
     return run_local(_measure, 1, strings, size, repeats, threads, timeout=3600, on_report=on_report)[0]
+
+
+def _elsewhere(traits: Traits) -> bool:
+    """Whether a session does more than run the exchange."""
+    return traits.two_levels or traits.delayed
 
 
 def _measure(worker: Worker, strings: Sequence[str], size: int, repeats: int, threads: int) -> list[Row]:

@@ -64,7 +64,9 @@ def per_step() -> list[str]:
         "ef21": "ef21(exchange=topk(ratio=0.2))",
     }
     return [
-        busy.get(name, name) for name, cls in thinwire.list_methods().items() if issubclass(cls, Exchange)
+        busy.get(name, name)
+        for name, cls in thinwire.list_methods().items()
+        if issubclass(cls, Exchange) and not cls().traits.delayed  # its faults show a step later
     ]
 
 

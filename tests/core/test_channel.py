@@ -98,6 +98,29 @@ def test_one_payload_a_round_for_many_tensors() -> None:
         assert [answer.item() for answer in got if isinstance(answer, torch.Tensor)] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(("numel", "rounds"), [(5, 2), (100_000, 3)])
+def test_small_means_wait_for_the_gather_after_a_scatter(numel: int, rounds: int) -> None:
+    def make(ch: Channel, results: list):
+        async def split() -> None:
+            (got,) = (
+                await ch.scatter([[torch.tensor([float(10 * ch.rank + to)])] for to in range(ch.size)])
+            )[0]
+            results.append(await ch.gather([got]))
+
+        async def means() -> None:
+            results.append(await ch.mean(torch.full((numel,), float(ch.rank))))
+
+        return [split(), means()]
+
+    results, driver = run_all(3, make)
+    assert driver.meters[0].rounds == rounds
+    for answers in results:
+        (mean,) = [answer for answer in answers if isinstance(answer, torch.Tensor)]
+        assert torch.equal(mean, torch.ones(numel))
+        (gathered,) = [answer for answer in answers if isinstance(answer, list)]
+        assert [float(part) for (part,) in gathered] == [0.0, 1.0, 2.0]
+
+
 def test_large_means_do_not_ride_in_gathers() -> None:
     def make(ch: Channel, results: list):
         async def gathers() -> None:

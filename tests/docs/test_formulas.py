@@ -21,7 +21,7 @@ from thinwire.methods.families.sparse import count_of
 
 KNOWN = {**list_methods(), **list_schedules()}
 # Methods without a formula of their own: what they wrap has one.
-WRAPPERS = {"warmup", "route", "hierarchical", "adam", "ef21", "periodic"}
+WRAPPERS = {"warmup", "route", "hierarchical", "delayed", "adam", "ef21", "periodic"}
 OTHERS = (
     "topk(ratio=0.2)",
     "topk(ratio=0.03, chunk=200)",

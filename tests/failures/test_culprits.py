@@ -68,6 +68,7 @@ CASES = [
     ("powersgd(rank=1)", False, 3, 0.07),
     ("powersgd(rank=1)", True, 2, 0.11),
     ("dense", True, 1, 0.05),
+    ("delayed(method=topk(ratio=0.1))", True, 1, 0.15),
     ("pqasgd(every=4, fragments=2, overlap=1)", True, 0, 0.17),
     ("pqasgd(every=4, fragments=2, overlap=1)", True, 2, 0.02),
 ]

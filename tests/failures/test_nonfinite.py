@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire
-from tests.hosts.common import METHODS, assert_same_everywhere, flat, mlp, square_loss, wrap
+from tests.hosts.common import PROMPT, assert_same_everywhere, flat, mlp, square_loss, wrap
 from thinwire.net.launch import Worker, run_local
 
 VALUES = (math.nan, math.inf, -math.inf)
@@ -31,7 +31,7 @@ def assert_same_memory(before: dict, after: dict, label: str) -> None:
 
 def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
     results = {}
-    for turn, method in enumerate(METHODS):
+    for turn, method in enumerate(PROMPT):
         model = wrap(mlp())
         session = thinwire.attach(model, method, overlap=turn % 2 == 0)
         for step in range(2):
@@ -66,7 +66,7 @@ def test_every_method_under_ddp() -> None:
 def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
     named = {name: torch.zeros_like(p) for name, p in mlp().named_parameters()}
     results = {}
-    for method in METHODS:
+    for method in PROMPT:
         session = thinwire.Session(named.items(), method)
         rng = torch.Generator().manual_seed(worker.rank)
         gradient = {name: torch.randn(p.shape, generator=rng) for name, p in named.items()}

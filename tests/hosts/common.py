@@ -17,6 +17,8 @@ WIDTH = 40
 MANY = 0.005  # megabytes a bucket: about one layer of `mlp` each
 # `adam` needs an optimizer: tests/hosts/test_frozen_adam.py.
 METHODS = tuple(str(cls()) for cls in thinwire.list_methods().values() if cls().traits.optimizer != "Adam")
+# With a delay, what is not finite shows in the next step: tests/hosts/test_delayed.py.
+PROMPT = tuple(method for method in METHODS if not thinwire.parse(method).traits.delayed)
 # One of every kind of round and memory. Many defaults keep 1 %, at this size little more than nothing:
 # these send, and keep, a fair part.
 BUSY = ("dense", "qsgd", "topk(ratio=0.2)", "randomblock(ratio=0.3)", "powersgd(rank=1)")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SERVED = sorted(
     name
     for name, cls in thinwire.list_methods().items()
-    if cls().traits.consensus and name not in ("route", "hierarchical")
+    if cls().traits.consensus and name not in ("route", "hierarchical", "delayed")
 )
 WAIT = timedelta(seconds=15)
 

@@ -95,6 +95,16 @@ ALSO = (
     "hierarchical(outer=powersgd(rank=2), local=4)",
     "hierarchical(outer=warmup(steps=1, method=dgc(ratio=0.1, momentum=0.0)), local=2)",
     "hierarchical(outer=route(default=efsign, rules=(('conv', lag),)), local=2)",
+    "delayed(method=dense)",
+    "delayed(method=topk(ratio=0.1, scope='model', reduce='split'))",
+    "delayed(method=qsgd(bits=4, bucket=64))",
+    "delayed(method=powersgd(rank=2))",
+    "delayed(method=dgc(ratio=0.1))",
+    "delayed(method=adam(warmup=1))",
+    "delayed(method=warmup(steps=2, method=scalecom(ratio=0.1)))",
+    "delayed(method=route(default=topk(ratio=0.1), rules=(('c*', qsgd(bits=8)),)))",
+    "delayed(method=hierarchical(outer=topk(ratio=0.1), local=2))",
+    "delayed(method=topk(ratio=0.1), delay='auto')",
     "heavyball(momentum=0.5, nesterov=True)",
     "dgc(ratio=0.1, momentum=0.0)",
     "dgc(ratio=0.1, momentum=0.0, reduce='split', scope='model')",
@@ -180,6 +190,15 @@ def second_of_a_kind(methods: Iterable[str]) -> dict[str, None]:
             found[text] = None
         seen.add(kind)
     return found
+
+
+def is_late(method: str) -> bool:
+    """Whether a step gets the mean of the step before it."""
+    return getattr(parse(method), "delay", 0) == 1
+
+
+LATE = [method for method in CONFIGURATIONS if is_late(method)]
+PROMPT = [method for method in CONFIGURATIONS if not is_late(method)]
 
 
 def every(

@@ -12,6 +12,8 @@ import torch
 from tests.laws.cohort import (
     CONFIGURATIONS,
     DEFAULTS,
+    LATE,
+    PROMPT,
     SHAPES,
     SIZES,
     SLOW_CONVERGENCE,
@@ -99,13 +101,14 @@ def test_exact_configuration_equals_the_dense_mean(method: str, size: int) -> No
 @every(size=SIZES)
 def test_metered_bytes_equal_payload_bytes(method: str, size: int) -> None:
     """On every rank at every step; where ranks or steps are not alike, the most that occurs."""
-    cohort, traits, most = Cohort(method, size), parse(method).traits, 0
+    built, most = parse(method), 0
+    cohort, traits = Cohort(method, size), built.traits
     promised = cohort.sessions[0].payload_bytes()
     assert promised is not None or traits.payload == "data-dependent", "other methods know their bytes"
     for session in cohort.sessions:  # warm-ups are over: what is promised is what comes after them
         session.engine.step = max(
             getattr(exchange, name, 0)
-            for exchange in (parse(method), getattr(parse(method), "outer", None))
+            for exchange in (built, getattr(built, "outer", None), getattr(built, "method", None))
             for name in ("warmup", "steps", "start_after")
         )
     for step in range(3):
@@ -172,7 +175,7 @@ def test_edges(method: str, dtype: torch.dtype, size: int) -> None:
         assert all(t.isfinite().all() for t in outputs[0].values())
 
 
-@every()
+@every(PROMPT)
 def test_non_finite_input_leaves_no_trace(method: str) -> None:
     """Non-finite on one rank: non-finite there on all, and nothing remembered, so training can go on."""
     cohort, untouched = Cohort(method, 3), Cohort(method, 3)
@@ -191,6 +194,27 @@ def test_non_finite_input_leaves_no_trace(method: str) -> None:
         now = [memory(session) for session in cohort.sessions]
         assert same_state(saved, now), (value, tensor, rank)
     assert same_state(cohort.average(cohort.inputs(2)), untouched.average(untouched.inputs(2)))
+
+
+@every(LATE)
+def test_with_a_delay_non_finite_input_shows_in_the_next_step_and_leaves_no_trace(method: str) -> None:
+    """The step itself hands out the mean before; the next one is not finite, on all ranks."""
+    cohort, untouched = Cohort(method, 3), Cohort(method, 3)
+    for step in range(2):
+        cohort.average(cohort.inputs(step))
+        untouched.average(untouched.inputs(step))
+    saved = copy.deepcopy([session.engine.states.entries() for session in cohort.sessions])
+    for number, value in enumerate((math.nan, math.inf, -math.inf)):
+        inputs = cohort.inputs(9 + number)
+        inputs[number]["wide"].view(-1)[5] = value
+        for outputs in cohort.average(inputs):
+            assert number or all(tensor.isfinite().all() for tensor in outputs.values())
+            assert not number or not any(tensor.isfinite().any() for tensor in outputs.values())
+        assert same_state(saved, [session.engine.states.entries() for session in cohort.sessions])
+    after = cohort.average(cohort.inputs(2))
+    assert not any(tensor.isfinite().any() for outputs in after for tensor in outputs.values())
+    untouched.average(untouched.inputs(2))
+    assert same_state(cohort.average(cohort.inputs(3)), untouched.average(untouched.inputs(3)))
 
 
 @every()

@@ -358,4 +358,32 @@ MUTANTS = (
         "False",
         ("tests/predict/test_plan.py", "-k", "our_own_measurement"),
     ),
+    Mutant(
+        "a delay hands out an aborted step",
+        "core/delay.py",
+        "            elif not ready.committed:\n                view.out.fill_(torch.nan)\n",
+        "            elif not ready.committed:\n                view.out.zero_()\n",
+        ("tests/methods/test_delayed.py", "-k", "aborted"),
+    ),
+    Mutant(
+        "a delay leaves the means at the old loss scale",
+        "core/delay.py",
+        "            mean.mul_(factor)\n",
+        "            pass\n",
+        ("tests/hosts/test_delayed.py", "-k", "scaler"),
+    ),
+    Mutant(
+        "a model that differs on one rank is not sent",
+        "sessions/first_rank.py",
+        ".any(2).any(0)",
+        ".all(2).all(0)",
+        ("tests/core/test_first_rank.py", "-k", "one_other_bit"),
+    ),
+    Mutant(
+        "a worker alone may win",
+        "tools/report/summary.py",
+        "one.method == ALONE or ",
+        "",
+        ("tests/report/test_summary.py", "-k", "neither"),
+    ),
 )

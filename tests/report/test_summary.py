@@ -186,3 +186,50 @@ def test_without_a_baseline_the_best_result_is_the_standard() -> None:
     assert best is not None
     assert best.method == "fp16"
     assert "within 1 point of the best result" in words.conclusion(summaries, records.setting)
+
+
+CONTROLS = (HANDFUL[0], Entrant("alone", 0.002, 0.0, ceiling=0.9))
+
+
+def test_the_part_of_the_gap_that_a_method_recovers() -> None:
+    """Against a worker alone and the baseline, at the last step that all three were tested at."""
+    close = Entrant("topk(ratio=0.01)", 0.01, 0.01)
+    far = Entrant("pqasgd(every=8, bits=4)", 0.003, 0.01, ceiling=0.91)
+    records = made((*CONTROLS, close, far), target=None)
+    step = max(test.step for test in records.evaluations)
+    at_end = {test.method: test.accuracy for test in records.evaluations if test.step == step}
+    gap = at_end["dense"] - at_end["alone"]
+    assert gap > 0
+    summaries = {one.method: one for one in summarise(records)}
+    for method in (close.method, far.method):
+        expected = (at_end[method] - at_end["alone"]) / gap
+        assert summaries[method].recovered == pytest.approx(expected)
+    assert summaries["dense"].recovered is None
+    assert summaries["alone"].recovered is None
+    assert terminal.header(records)[-1] == "of gap"
+    shown = {row[0]: row[-1] for row in terminal.rows(records)}
+    assert shown["dense"] == shown["alone"] == "-"
+    assert shown[close.method].endswith("%")
+    assert shown[far.method].endswith("% !")
+    assert [line for line in terminal.warnings(records) if "recovers" in line and far.method in line]
+
+
+def test_neither_a_worker_alone_nor_what_recovers_little_can_win() -> None:
+    """Both are faster and within a point of the baseline here."""
+    alone = Entrant("alone", 0.002, 0.0, ceiling=0.98)
+    late = Entrant("delayed(method=topk(ratio=0.01))", 0.003, 0.0, ceiling=0.981)
+    records = made((HANDFUL[0], alone, late, HANDFUL[1]), target=None)
+    summaries = summarise(records)
+    recovered = {one.method: one.recovered for one in summaries}
+    assert recovered[late.method] is not None
+    assert recovered[late.method] < 0.5
+    best = winner(summaries, records.setting)
+    assert best is not None
+    assert best.method in (HANDFUL[0].method, HANDFUL[1].method)
+
+
+def test_without_a_gap_nothing_is_said_about_it() -> None:
+    better = Entrant("alone", 0.002, 0.0, ceiling=0.99)
+    records = made((HANDFUL[0], better, HANDFUL[1]), target=None)
+    assert all(one.recovered is None for one in summarise(records))
+    assert "of gap" not in terminal.header(made())

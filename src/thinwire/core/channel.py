@@ -20,9 +20,9 @@ from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
 
-# A mean becomes part of a gather of the same round if that costs at most this many bytes more than a
-# collective of its own: fewer bytes than a link could have carried in the time of that collective.
-FOLD_BYTES = 16 * 1024
+# A mean becomes part of a gather if its additional bytes take no longer on the link than this many messages
+# that carry nothing: a collective of its own takes at least as many.
+SAVED_MESSAGES = 2
 # And only while packing and unpacking it costs next to nothing.
 LARGEST_FOLDED_BYTES = 256 * 1024
 # On NCCL, frames whose lengths may differ are padded to their bound, if that is at most this long. It costs
@@ -85,6 +85,21 @@ async def ask(op: frames.Primitive) -> Any:
     return await _Ask(op)
 
 
+async def committed_by(program: Coroutine[Any, Any, None]) -> bool:
+    """Run a program that asks for one commit; whether it was committed."""
+    answer, committed = None, True
+    try:
+        while True:
+            request = program.send(answer)
+            answer = await _Ask(request)
+            if isinstance(request, frames.Commit):
+                committed = bool(answer)
+    except StopIteration:
+        return committed
+    finally:
+        program.close()
+
+
 @dataclass(frozen=True)
 class StepContext:
     """The inputs of a step besides the gradient.
@@ -116,8 +131,10 @@ class Channel:
         key: str,
         device: torch.device,
         context: StepContext | None = None,
+        link: costs.Link | None = None,
     ) -> None:
         self.rank = rank_info.rank
+        self.link = link or costs.Link()
         self.size = rank_info.size
         self.step = step
         self.context = context or StepContext()
@@ -318,8 +335,9 @@ class _Rounds:
         broadcasts = {i: r for i, r in asking.items() if isinstance(r, _Broadcast)}
         answers: dict[int, object] = {}
         folded: dict[int, _Mean] = {}
-        if gathers and self._cheap_to_fold(sum(frames.parts_bytes([m.x]) for m in means.values())):
-            folded, means = means, {}
+        if means and (gathers or scatters) and self._cheap_to_fold(means):
+            # What is scattered is gathered afterwards: the means wait for that, and cost no round.
+            folded, means = (means if gathers else {}), {}
         answers |= await self._means(means)
         for ragged in (False, True):
             alike = {i: r for i, r in gathers.items() if (r.longest is not None) is ragged}
@@ -335,12 +353,13 @@ class _Rounds:
                 answers[index] = await self._collect(request)
         return answers
 
-    def _cheap_to_fold(self, mean_bytes: int) -> bool:
+    def _cheap_to_fold(self, means: dict[int, _Mean]) -> bool:
+        mean_bytes = sum(frames.parts_bytes([mean.x]) for mean in means.values())
         if mean_bytes > LARGEST_FOLDED_BYTES:
             return False
         size = self.rank_info.size
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
-        return inside.sent - alone.sent <= FOLD_BYTES
+        return self.link.seconds(0, inside.sent - alone.sent) <= self.link.seconds(SAVED_MESSAGES, 0)
 
     async def _means_with(self, note: agreement.Note, means: dict[int, _Mean]) -> dict[int, object]:
         """The means, and in the same operation the confirmation that all ranks are at the same point."""

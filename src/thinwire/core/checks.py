@@ -80,6 +80,11 @@ def exchange(method: str, option: str, value: object, *, two_levels: bool = Fals
             f"{method}: {value.name} cannot be inside of another method: put {method} inside of it, "
             f"{value.name}(outer={method}(...))"
         )
+    if value.traits.delayed:
+        raise ConfigError(
+            f"{method}: {value.name} cannot be inside of another method: put {method} inside of it, "
+            f"{value.name}(method={method}(...)). A schedule has its own option, overlap"
+        )
 
 
 def optional(check: Callable[..., None], method: str, option: str, value: object, *limits: Any) -> None:

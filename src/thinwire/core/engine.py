@@ -15,7 +15,17 @@ import torch.distributed as dist
 
 from thinwire import log
 from thinwire.core import agreement
-from thinwire.core.channel import Channel, Program, StepContext, ask, mark_of, tell_all, together
+from thinwire.core.channel import (
+    Channel,
+    Program,
+    StepContext,
+    ask,
+    committed_by,
+    mark_of,
+    tell_all,
+    together,
+)
+from thinwire.core.delay import Delay
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.routing import Group, Router, View, plan
@@ -91,7 +101,9 @@ class Engine:
             raise ConfigError("there are no parameters to average")
         self.exchanges = {self.router.exchange_for(slot) for slot, _ in self._slots.values()}
         stateless = all(exchange.traits.single_mean for exchange in self.exchanges)
-        self.remembers = method.traits.two_levels or not stateless
+        # A method with two levels, or with a delay, decides by the commit what it keeps.
+        self.remembers = method.traits.two_levels or method.traits.delayed or not stateless
+        self.delay = Delay(on=method.options().get("delay") != "auto") if method.traits.delayed else None
         self._position = {name: position for position, name in enumerate(self._slots)}
         self._scaler = scaler
         self._optimizer = optimizer
@@ -224,6 +236,7 @@ class Engine:
             "seed": self.seed,
             "dense_below": self.router.dense_below,
             "parameters": self.described_parameters(),
+            **({} if self.link == Link() else {"link": repr(self.link)}),
         }
 
     def described_parameters(self) -> list[list[Any]]:
@@ -316,6 +329,8 @@ class Engine:
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
         if scale != self.scale:
             self.states.rescale(scale / self.scale)
+            if self.delay is not None:
+                self.delay.rescale(scale / self.scale)
             self.scale = scale
         for each in self.executors:
             each.label = f"step {self.meter.steps}"
@@ -325,6 +340,10 @@ class Engine:
     def program(self, views: Sequence[View]) -> Program:
         """The coroutine that averages these views on one rank, for a driver to run."""
         return Timed(self._program(views), self.meter)
+
+    def behind(self, views: Sequence[View]) -> Program:
+        """The coroutine of a delayed step: it keeps the means for the next one, which `delay` hands out."""
+        return Timed(self._keep(views), self.meter)
 
     def scatter_program(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> Program:
         """The coroutine that gives each rank the mean of its own piece; `key` names the pieces."""
@@ -358,6 +377,23 @@ class Engine:
                 self._announce(*self._announced)
 
     async def _program(self, views: Sequence[View]) -> None:
+        if self.delay is None or not self.delay.on:
+            await self._now(views)
+            return
+        copies = [View(view.layout, x, x) for view in views for x in (view.x.clone(),)]
+        before = self.delay.ready
+        await self._keep(copies)
+        now, self.delay.ready = self.delay.ready, before
+        self.delay.hand_out(views)
+        self.delay.ready = now
+
+    async def _keep(self, views: Sequence[View]) -> None:
+        step = self.step
+        committed = await committed_by(self._now(views))
+        if self.delay is not None:
+            self.delay.keep(step, views, committed)
+
+    async def _now(self, views: Sequence[View]) -> None:
         if self.hosts is None:
             await self._exchange(views)
         else:
@@ -430,6 +466,7 @@ class Engine:
             key=layout.key,
             device=layout.device,
             context=self._context(exchange, layout),
+            link=self.link,
         )
         state = State() if traits.single_mean else self.state(exchange, layout)
         memory = group.memory(views)
@@ -489,6 +526,11 @@ class Engine:
 
     # -- states ----------------------------------------------------------------------------------------
 
+    @property
+    def given_step(self) -> int | None:
+        """The step whose means the optimizer has got last; None if a delay has given it zeros."""
+        return self.step - 1 if self.delay is None or not self.delay.on else self.delay.given
+
     def state(self, exchange: Exchange, layout: Layout) -> State:
         with self._lock:
             return self.states.take(exchange, layout)
@@ -501,9 +543,9 @@ class Engine:
     def residuals(self) -> dict[str, torch.Tensor]:
         """The part of past gradients that has not been sent yet, by parameter."""
         found = self.states.residuals(self.router.exchange_for, self.checkpoint_layouts())
-        if self.hosts is None:
-            return found
-        return {name: residual * self.hosts.local for name, residual in found.items()}
+        if self.hosts is not None:
+            found = {name: residual * self.hosts.local for name, residual in found.items()}
+        return found if self.delay is None else self.delay.residuals(found)
 
     def replace_state(self, saved: SavedState, step: int, scale: float, counters: Mapping[str, Any]) -> None:
         self.states.load(saved)
@@ -514,7 +556,8 @@ class Engine:
 
     def wants_gradient(self) -> bool:
         """Whether the next step needs this rank's gradient; the first two do, while DDP makes its buckets."""
-        if self.method.traits.scope != "model" or self.steps_here < 2 or self.hosts is not None:
+        model = self.method.traits.scope == "model" and self.delay is None
+        if not model or self.steps_here < 2 or self.hosts is not None:
             return True
         return any(
             group.exchange.wants_gradient(

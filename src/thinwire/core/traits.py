@@ -31,6 +31,7 @@ class Traits:
     - scatters: has `reduce_scatter`, with which every rank gets only its own stretch of the mean; no state
     - second_gradient: needs the gradient of a batch at older parameters as well (`Session.same_batch`)
     - two_levels: an exact mean inside a host, and an exchange between hosts (`Exchange.levels`)
+    - delayed: a step gets the mean of the step before it (`core/delay.py`)
     """
 
     consensus: bool = True
@@ -44,6 +45,7 @@ class Traits:
     scatters: bool = False
     second_gradient: bool = False
     two_levels: bool = False
+    delayed: bool = False
 
     @property
     def exact_mean(self) -> bool:

@@ -145,6 +145,8 @@ class Lanes:
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
         self._under_way: set[object] = set()
+        self.quiet_exit = False
+        """Whether nothing is lost if the program ends while an exchange is under way."""
         _open.add(self)
         if overlap:
             for number in range(len(self._wires)):
@@ -195,7 +197,7 @@ class Lanes:
             self._abandoned.set()
             for thread in threads:
                 thread.join(1.0)
-        if busy:
+        if busy and not self.quiet_exit:
             what = "its result is dropped"
             if ended and self._broken is None:
                 what = "it was finished for the other ranks, but nothing is applied here"

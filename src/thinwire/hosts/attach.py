@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,13 @@ from thinwire.errors import ConfigError
 from thinwire.hosts.auto import attach_auto
 from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
+from thinwire.methods.delayed import Delayed
 from thinwire.methods.registry import parse
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
+
+Wait = Literal[0, 1, "auto"]
 
 
 @overload
@@ -47,6 +50,7 @@ def attach(
     method: Exchange,
     *,
     overlap: bool = True,
+    delay: Wait = 0,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
@@ -64,6 +68,7 @@ def attach(
     method: str | Mapping[str, Any],
     *,
     overlap: bool = True,
+    delay: Wait = 0,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
@@ -80,6 +85,7 @@ def attach(
     method: str | Mapping[str, Any] | Exchange | Schedule,
     *,
     overlap: bool = True,
+    delay: Wait = 0,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
@@ -111,6 +117,9 @@ def attach(
             measures link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
         overlap: for gradients: work during the backward pass (the default); False works in the hook. A
             schedule has an option of that name.
+        delay: for gradients: 1 gives the optimizer the mean of the step before, while the mean of the present
+            step is on its way; "auto" does so only while the training would wait for the network. It is the
+            method `delayed(method=..., delay=...)`.
         seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
@@ -142,16 +151,17 @@ def attach(
     if manager is not None and process_group is not None:
         raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
-        _check_auto(manager, inner_group)
+        _check_auto(manager, inner_group, delay)
         return attach_auto(
             model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
         )
-    chosen = parse(method)
+    chosen = _with_delay(parse(method), delay)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model) or (sharded and _has_fsdp_session(model)):
         raise ConfigError("this model has a thinwire session already: detach() it first")
     _check_levels(chosen, inner_group, sharded=sharded, managed=manager is not None)
+    _check_delay(chosen, sharded=sharded, managed=manager is not None)
     _check_needed(chosen, optimizer)
     if manager is not None:
         from thinwire.hosts.torchft import attach_managed
@@ -212,7 +222,17 @@ def attach(
     )
 
 
-def _check_auto(manager: object, inner_group: dist.ProcessGroup | None) -> None:
+def _with_delay(method: Configured, delay: Wait) -> Configured:
+    if delay == 0:
+        return method
+    if not isinstance(method, Exchange):
+        raise ConfigError(f"delay is for methods that average gradients; {method.name} has an option overlap")
+    return Delayed(method, delay)
+
+
+def _check_auto(manager: object, inner_group: dist.ProcessGroup | None, delay: Wait) -> None:
+    if delay != 0:
+        raise ConfigError("auto does not choose a method with a delay: leave delay out, or choose a method")
     if manager is not None:
         raise ConfigError("auto measures once, but replica groups come and go: choose a method yourself")
     if inner_group is not None:
@@ -230,6 +250,12 @@ def _check_levels(
         raise ConfigError(f"{exchange.name}: {groups} are groups of their own: give its outer method alone")
     if inner_group is not None and not two_levels:
         raise ConfigError(f"inner_group is for hierarchical, not for {method}: leave it out")
+
+
+def _check_delay(method: Configured, *, sharded: bool, managed: bool) -> None:
+    if isinstance(method, Exchange) and method.traits.delayed and (sharded or managed):
+        where = "FSDP2 model" if sharded else "torchft manager"
+        raise ConfigError(f"{method.name}: a {where} takes no method with a delay: give its method alone")
 
 
 def _check_needed(method: object, optimizer: torch.optim.Optimizer | None) -> None:

@@ -1,8 +1,9 @@
 """DistributedDataParallel: a communication hook submits every bucket to the lanes."""
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
+import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.routing import View
+from thinwire.drivers.behind import Behind
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
@@ -99,6 +101,8 @@ def attach_gradients(
         inner_group=inner_group,
     )
     host = _DdpHost(session.engine, names, driver)
+    if session.behind is not None:
+        host = _DelayedHost(session.engine, names, session.behind)
     if switch is None:
         switch = _Switch(group)
         model.register_comm_hook(switch, thinwire_hook)
@@ -124,10 +128,14 @@ def session_with_driver(
     """A session for a backward pass, and what runs its programs; the options are those of `Session`."""
     on_gloo = dist.get_backend(group) == "gloo"
     on_cpu = all(parameter.device.type == "cpu" for parameter in parameters.values())
+    if exchange.traits.delayed and not overlap:
+        raise ConfigError(f"{exchange} works during the next step: leave overlap=False out")
     direct = overlap and on_gloo and on_cpu and exchange.traits.single_mean
     # Communicators of NCCL must not run side by side in an order that may differ between ranks.
     lanes = LANES if overlap and on_gloo and not direct else 1
     session = Session(parameters.items(), exchange, group, lanes=lanes, **options)
+    if session.behind is not None:
+        return session, session.behind.lanes
     executors = session.engine.executors
     return session, Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
 
@@ -199,8 +207,9 @@ class _DdpHost:
         self._errors: list[BaseException] = []
         self._in_backward = False
         self._plain = engine.method.traits.exact_mean
-        self._whole_model = engine.method.traits.scope == "model"
+        self._whole_model = any(exchange.traits.scope == "model" for exchange in engine.exchanges)
         self._next_lane = 0
+        self._last_done = 0.0
 
     def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         if self._step is None:
@@ -247,11 +256,22 @@ class _DdpHost:
             self._submit(step, [(view, future)])
 
     def _submit(self, step: Step, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]) -> None:
+        done = self._deliver(buckets)
+        lane = self._next_lane
+        self._next_lane += 1
+        program = self.engine.program([view for view, _ in buckets])
+        self.lanes.submit(lane, Job(program, step, done, buckets[0][0].x.device))
+
+    def _deliver(
+        self, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]
+    ) -> Callable[[BaseException | None], None]:
+        """Completes the futures of these buckets."""
         errors, in_backward = self._errors, self._in_backward
 
         def done(error: BaseException | None) -> None:
             if error is not None:
                 errors.append(error)
+            self._last_done = time.perf_counter()
             for view, future in buckets:
                 if error is None:
                     future.set_result(view.out)
@@ -260,10 +280,7 @@ class _DdpHost:
                 else:
                     cast(Any, future).set_exception(error)
 
-        lane = self._next_lane
-        self._next_lane += 1
-        program = self.engine.program([view for view, _ in buckets])
-        self.lanes.submit(lane, Job(program, step, done, buckets[0][0].x.device))
+        return done
 
     def _view(self, bucket: dist.GradBucket) -> View:
         buffer, parameters = bucket.buffer(), bucket.parameters()
@@ -289,3 +306,46 @@ class _DdpHost:
         if layout.numel != buffer.numel():
             raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {layout.numel}")
         return layout
+
+
+class _DelayedHost(_DdpHost):
+    """Gives the buckets of a delayed step the means of the step before; other steps are as without delay."""
+
+    def __init__(self, engine: Engine, names: dict[str, torch.Tensor], behind: Behind) -> None:
+        super().__init__(engine, names, behind.lanes)
+        self._behind = behind
+        self._begun = False
+        self._delayed = False
+        self._last_bucket = 0.0
+
+    def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        waiting, last = self._behind.waiting, bucket.is_last()
+        if not self._begun:
+            if waiting is not None and not self._delayed:
+                waiting.waited(self._last_bucket, self._last_done)
+            self._begun, self._delayed = True, self._behind.is_due()
+        if last:
+            self._begun, self._last_bucket = False, time.perf_counter()
+        try:
+            return self._take_delayed(bucket) if self._delayed else super().take(bucket)
+        finally:
+            if last and not self._delayed:
+                self._behind.without_delay()
+
+    def _take_delayed(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        if not self._held:
+            self._errors = []
+            self._in_backward = cast(Any, torch)._C._current_graph_task_id() >= 0
+        try:
+            view = self._view(bucket)
+        except BaseException:
+            self._held, self._begun = [], False
+            raise
+        future = future_for(view.x.device)
+        self._held.append((view, future))
+        if bucket.is_last():
+            held, self._held = self._held, []
+            self._behind.exchange([view for view, _ in held], self._deliver(held))
+            if self._in_backward:
+                _raise_after_backward(self._errors)
+        return future if self._in_backward else future.then(_value)

@@ -2,6 +2,7 @@
 
 from thinwire.methods.a2sgd import A2SGD
 from thinwire.methods.adam import Adam
+from thinwire.methods.delayed import Delayed
 from thinwire.methods.demo import DeMo
 from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
@@ -44,6 +45,7 @@ __all__ = [
     "SLAQ",
     "Adam",
     "DeMo",
+    "Delayed",
     "Dense",
     "EFSign",
     "GSpar",

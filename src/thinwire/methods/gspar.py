@@ -74,7 +74,7 @@ class GSpar(Exchange):
         return ("finite", "gspar", "indices", "scatter")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: State, ch: Channel) -> None:
-        reduce = sampled.split if self.splits(x.numel(), ch.size) else sampled.gather
+        reduce = sampled.split if self.splits(x.numel(), ch.size, ch.link) else sampled.gather
         mean = await reduce(x, self.sample, ch)
         await ch.commit(mean.finite)
         mean.write(out, ch)
@@ -87,11 +87,11 @@ class GSpar(Exchange):
             return kernels.gspar_budget(x, self.budget)
         return LARGEST if self.ratio == 1 else kernels.gspar_probabilities(x, self.ratio, self.rounds)
 
-    def splits(self, n: int, size: int) -> bool:
+    def splits(self, n: int, size: int, link: sampled.Link = sampled.ASSUMED_LINK) -> bool:
         if self.reduce != "auto" or size < 5:
             return self.reduce == "split" and size > 1
         most = self.ratio if self.budget is None else 1 / (1 + self.budget)  # the latter for equal magnitudes
-        return sampled.split_pays(n, most, size)
+        return sampled.split_pays(n, most, size, link)
 
     def payload_bytes(self, layout: Layout, size: int) -> None:
         """Unknown: the number of entries is random."""

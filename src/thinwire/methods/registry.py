@@ -53,6 +53,7 @@ EXCHANGES = {
     "warmup": "thinwire.methods.warmup:Warmup",
     "route": "thinwire.methods.route:Route",
     "hierarchical": "thinwire.methods.hierarchical:Hierarchical",
+    "delayed": "thinwire.methods.delayed:Delayed",
 }
 SCHEDULES = {
     "localsgd": "thinwire.averaging.localsgd:LocalSGD",

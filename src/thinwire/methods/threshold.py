@@ -10,7 +10,8 @@ from thinwire import kernels
 from thinwire.core import Channel, Exchange, HostWaits, Layout, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
-from thinwire.methods.families.sparse import Sparse
+from thinwire.methods.families.sparse import ASSUMED_LINK, Sparse
+from thinwire.net.costs import Link
 
 ABOVE = Selector(kernels.threshold, kernels.select_feedback_threshold, kernels.feedback_threshold)
 
@@ -64,7 +65,7 @@ class Threshold(Sparse, _ValueOption):
                 u.commit(mean.lost)  # e = u - c
         mean.write(out, ch)  # out = (1/W) sum c
 
-    def splits(self, n: int, k: int, size: int) -> bool:
+    def splits(self, n: int, k: int, size: int, link: Link = ASSUMED_LINK) -> bool:
         return self.reduce == "split" and size > 1
 
     def payload_bytes(self, layout: Layout, size: int) -> None:

@@ -16,14 +16,20 @@ from thinwire.methods.registry import parse
 
 CLOSE_ENOUGH = 0.05
 """A method is recommended if it ended at most so many nats behind `dense`."""
+LEAST_RECOVERED = 0.5
+"""And if it recovers at least this part of the gap between a worker alone and `dense`."""
 
 
 @lru_cache(maxsize=1)
 def behind() -> Mapping[str, float]:
     """Validation loss minus that of `dense`, by method; a method that was not measured is missing."""
+    return {name: float(row["behind"]) for name, row in _rows().items()}
+
+
+def _rows() -> Mapping[str, Mapping[str, Any]]:
     record = json.loads(files("thinwire.predict").joinpath("language.json").read_text())
     rows: Sequence[Mapping[str, Any]] = record["rows"]
-    return {name: float(row["behind"]) for row in rows if (name := _name(str(row["method"]))) is not None}
+    return {name: row for row in rows if (name := _name(str(row["method"]))) is not None}
 
 
 def _name(text: str) -> str | None:
@@ -36,4 +42,6 @@ def _name(text: str) -> str | None:
 
 def close() -> list[str]:
     """The measured methods that may be recommended."""
-    return [method for method, nats in behind().items() if nats <= CLOSE_ENOUGH]
+    parts = {name: float(row.get("recovered", 1.0)) for name, row in _rows().items()}
+    near = [method for method, nats in behind().items() if nats <= CLOSE_ENOUGH]
+    return [method for method in near if parts.get(method, 1.0) >= LEAST_RECOVERED]

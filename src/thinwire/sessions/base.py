@@ -16,6 +16,7 @@ from thinwire.core import checks, schema
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
+from thinwire.drivers.behind import Behind
 from thinwire.drivers.blocking import Blocking
 from thinwire.errors import ThinwireError
 from thinwire.net import costs, executor
@@ -35,6 +36,8 @@ class BaseSession(ABC):
 
     engine: Engine
     """Plans, states and programs, for hosts and drivers."""
+    behind: Behind | None = None
+    """Runs the exchanges of a method with a delay."""
 
     def start(
         self,
@@ -144,12 +147,17 @@ class BaseSession(ABC):
 
         This costs one dense mean of the parameters. Call it on every rank; the answer is equal on all.
         """
+        self.wait()
         result: list[float] = []
         self.run(self.replicas().spread(self.rank_info, self.step, self.engine.link, result))
         return result[0]
 
     def residuals(self) -> dict[str, Any]:
-        """The part of past gradients that this rank has not sent yet, by parameter."""
+        """The part of past gradients that this rank has not sent yet, by parameter.
+
+        With a delay also this rank's part of the means that the next step applies.
+        """
+        self.wait()
         return self.engine.residuals()
 
     # -- checkpoints -----------------------------------------------------------------------------------
@@ -234,11 +242,21 @@ class BaseSession(ABC):
             session = thinwire.attach(model, "topk")
             session.throttle("100mbit,latency=5ms;3:20mbit")
         """
+        self.wait()
         executor.throttle(self.engine.executors, links, seed=seed)
+
+    def wait(self) -> None:
+        """Wait until no exchange is under way; only a delay leaves one under way between steps.
+
+        Raises the error that ended it, such as a `PeerError`.
+        """
+        if self.behind is not None:
+            self.behind.wait()
 
     def run(self, program: Program) -> bool:
         """Run a program on the first private group; True if the step was committed."""
         try:
+            self.wait()
             execute = self.engine.executor.execute
         except ThinwireError:
             program.close()  # or Python warns that nobody has awaited it

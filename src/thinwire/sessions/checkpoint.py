@@ -11,6 +11,7 @@ import torch
 
 from thinwire import log
 from thinwire.core import schema
+from thinwire.core.delay import delay_schema
 from thinwire.core.engine import Engine
 from thinwire.core.state import Entries, SavedState, check_complete, check_entries
 from thinwire.errors import StateError
@@ -44,6 +45,7 @@ def save(engine: Engine) -> dict[str, Any]:
         "scale": engine.scale,
         "counters": engine.meter.save(),
         "state": engine.states.entries(),
+        **({} if engine.delay is None else {"delay": engine.delay.save()}),
     }
 
 
@@ -60,7 +62,13 @@ def engine_schema(engine: Engine) -> schema.Schema:
         "scale": schema.positive(),
         "counters": COUNTERS,
         "state": schema.mapping(),
+        **({} if engine.delay is None else {"delay": delay_schema(_flat(engine))}),
     }
+
+
+def _flat(engine: Engine) -> dict[str, torch.Tensor]:
+    layouts = engine.checkpoint_layouts().items()
+    return {name: torch.empty(layout.numel, dtype=layout.dtype, device="meta") for name, layout in layouts}
 
 
 @dataclass
@@ -159,7 +167,13 @@ def check(
         )
     step, scale = int(first["step"]), float(first["scale"])
     counters = first["counters"]
-    return Checked(lambda: engine.replace_state(saved, step, scale, counters), ranks, old_size, step)
+
+    def apply() -> None:
+        engine.replace_state(saved, step, scale, counters)
+        if engine.delay is not None:  # the means are equal on all ranks, however many there are
+            engine.delay.load(first["delay"], engine.parameters)
+
+    return Checked(apply, ranks, old_size, step)
 
 
 def _check(engine: Engine, found: Mapping[str, Any], made: bool) -> SavedState:

@@ -83,24 +83,25 @@ class _FrozenSteps:
     @torch.no_grad()
     def _take(self) -> None:
         """The frozen step, if the last step that the ranks averaged was one of momenta."""
-        if self._method.is_exact(self._engine.step - 1):
+        step = self._engine.given_step
+        if step is not None and self._method.is_exact(step):
             return
         for group in self._optimizer.param_groups:
             _check_group(self._method, self._optimizer, group)
             mine = [p for p in group["params"] if p.grad is not None and id(p) in self._names]
-            if mine:
-                self._step(group, mine)
+            if mine and step is not None:  # zeros, which a delay begins with, are no momentum
+                self._step(group, mine, step + 1)
             for parameter in mine:
                 self._hidden.append((parameter, parameter.grad))
                 parameter.grad = None
 
-    def _step(self, group: Mapping[str, Any], parameters: list[torch.Tensor]) -> None:
+    def _step(self, group: Mapping[str, Any], parameters: list[torch.Tensor], steps: int) -> None:
         """m = grad;  theta = theta (1 - gamma decay) - gamma / c1 m / (sqrt(v / c2) + eps)."""
         lr, decay, (beta1, beta2) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
         states = [self._state(parameter) for parameter in parameters]
         theta = [local(parameter).detach() for parameter in parameters]
         m, v = ([local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        c1 = 1 - beta1**self._engine.step
+        c1 = 1 - beta1**steps
         c2 = [math.sqrt(1 - beta2 ** float(state["step"])) for state in states]
         _ops._foreach_copy_(m, [local(cast(torch.Tensor, p.grad)) for p in parameters])
         scale = _ops._foreach_sqrt(v)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.drivers.behind import Behind, overlapping
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam
 from thinwire.methods.dense import Dense
@@ -92,6 +93,10 @@ class Session(BaseSession):
                 f"replicas drift; their parameters are averaged, dense, every {self._reconcile_every} steps"
             )
         self.start(process_group, rank_info, lanes=lanes, inner_group=inner_group, warnings=warnings)
+        if self.engine.delay is not None and rank_info is None:
+            adaptive = not self.engine.delay.on
+            self.behind = Behind(self.engine, overlapping(self.engine.executors), adaptive=adaptive)
+            self.on_detach(self.behind.close)
         adam = next((exchange for exchange in exchanges if isinstance(exchange, Adam)), None)
         if adam is not None and optimizer is not None:
             self.on_detach(frozen_adam.install(adam, optimizer, self.engine))
@@ -125,9 +130,19 @@ class Session(BaseSession):
             self.engine.use_stale_gradients(stale)
         self.reconcile(when_due=True)
         results, views = self.engine.views(tensors, in_place=in_place)
+        if self.behind is not None and self.engine.executors:
+            self.behind.average(views)
+            return results
         self.engine.begin_step()
         self.engine.end_step(self.run(self.engine.program(views)))
         return results
+
+    @property
+    def step(self) -> int:
+        """Steps so far; equal on all ranks. With a delay this waits for the exchange under way."""
+        if self.behind is not None:
+            self.behind.wait(quiet=True)
+        return self.engine.step
 
     def stale_parameters(self) -> dict[str, torch.Tensor]:
         """The parameters at this rank's last upload, or the current ones if the method keeps none.
@@ -234,8 +249,13 @@ class Session(BaseSession):
 
     def snapshot(self) -> dict[str, Any]:
         """A copy like `sealed()`, without the checksums that take most of its time."""
+        if self.behind is not None:
+            self.behind.wait(quiet=True)
         return {**checkpoint.save(self.engine), "decided": True}
 
     def load_sealed(self, states: Sequence[Mapping[str, Any]], on_resize: checkpoint.OnResize | None) -> None:
         """`load_state_dict` with what `sealed()` returned, of one or several ranks."""
+        if self.behind is not None:
+            self.behind.wait(quiet=True)
+            self.behind.forget()
         checkpoint.load(self.engine, states, on_resize)

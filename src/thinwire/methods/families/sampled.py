@@ -20,7 +20,9 @@ from thinwire.methods.families import sparse
 from thinwire.methods.families.feedback import Entries
 from thinwire.methods.families.indices import rice_bits
 from thinwire.methods.families.sparse import SparseMean
+from thinwire.net.costs import Link
 
+ASSUMED_LINK = sparse.ASSUMED_LINK
 _LONGEST_HEAD = 3 * 5 + 4
 
 
@@ -91,11 +93,11 @@ def _joined(pieces: Sequence[Entries], begins: Sequence[int]) -> Entries:
     return Entries(where, torch.cat([piece.values for piece in pieces]))
 
 
-def split_pays(n: int, ratio: float, size: int) -> bool:
+def split_pays(n: int, ratio: float, size: int, link: Link) -> bool:
     """Whether a split reduction takes less time. All ranks know the inputs, so they agree."""
     k = max(1, int(ratio * n))
     # An entry has its plain bits, a sign, and somewhat less than two unary bits.
-    return sparse.split_pays(k * (rice_bits(n, k) + 3) / 8, size)
+    return sparse.split_pays(k * (rice_bits(n, k) + 3) / 8, size, link)
 
 
 def encode(n: int, sample: Sample) -> torch.Tensor:

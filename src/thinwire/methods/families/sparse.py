@@ -16,15 +16,18 @@ from thinwire.kernels.scatter import ascending_flag
 from thinwire.methods.families import indices as index_code
 from thinwire.methods.families.feedback import Entries, Residual
 from thinwire.methods.families.quantised import Quantised
+from thinwire.net.costs import Link
 from thinwire.net.frames import parts_bytes
 
+ASSUMED_LINK = Link()
+"""Of a session that was given none."""
 # A density ramp begins here, as in "Deep gradient compression".
 FIRST_RATIO = 0.25
 COUNT_BYTES = 4
 # The bytes of one more piece besides its entries: a header, a table of lengths, its own length.
 SPLIT_OVERHEAD_BYTES = 48
-# The cost of two more rounds: the bytes that a 1 Gbit/s link carries in two round trips of 50 microseconds.
-ROUNDS_IN_BYTES = 2 * 6_250
+SPLIT_ROUNDS = 2
+"""How many more rounds a split takes than a gather."""
 
 
 def count_of(ratio: float, numel: int) -> int:
@@ -39,10 +42,10 @@ def check_scale(method: str, scale: object, feedback: bool) -> None:
         raise ConfigError(f"{method}: scale is for feedback=False; with feedback nothing is scaled")
 
 
-def split_pays(payload: float, size: int) -> bool:
-    """Whether a split reduction of payloads of so many bytes takes less time than a gather."""
+def split_pays(payload: float, size: int, link: Link) -> bool:
+    """Whether a split reduction of payloads of so many bytes takes less time on this link than a gather."""
     split = 2 * payload * (size - 1) / size + (size - 1) * SPLIT_OVERHEAD_BYTES
-    return split + ROUNDS_IN_BYTES < (size - 1) * payload
+    return link.seconds(SPLIT_ROUNDS, split) < link.seconds(0, (size - 1) * payload)
 
 
 @dataclass
@@ -161,7 +164,7 @@ class Sparse(Exchange):
 
     async def average(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
         """The mean of c over all ranks: about k entries of n."""
-        if self.splits(n, k, ch.size):
+        if self.splits(n, k, ch.size, ch.link):
             return await self._split(c, n, k, ch)
         parts, lost = self._encode(c, n, ch.private_seed())
         received = await ch.gather(
@@ -200,11 +203,11 @@ class Sparse(Exchange):
         lost.append((own, reduced[: own.stop - own.start] * ch.size))
         return SparseMean([_joined(gathered, share, n)], lost, n)
 
-    def splits(self, n: int, k: int, size: int) -> bool:
+    def splits(self, n: int, k: int, size: int, link: Link = ASSUMED_LINK) -> bool:
         """Whether two more rounds cost less than (W-1) payloads. All ranks know the inputs and agree."""
         if self.reduce != "auto" or size == 1:
             return self.reduce == "split" and size > 1
-        return split_pays(self.entry_bytes(n, k), size)
+        return split_pays(self.entry_bytes(n, k), size, link)
 
     # -- codes -----------------------------------------------------------------------------------------
 

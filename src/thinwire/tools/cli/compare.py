@@ -36,7 +36,7 @@ Chosen = Annotated[
         "-m",
         help='Such as "topk(ratio=0.01),qsgd(bits=4)"; may be given several times. "auto" measures and '
         'chooses itself; "alone" is a worker without the others. PyTorch\'s own are pytorch, '
-        "pytorch-fp16 and pytorch-powersgd. Default: six methods, one of each kind.",
+        "pytorch-fp16 and pytorch-powersgd. Default: six methods, one of each kind, and alone.",
     ),
 ]
 Link = Annotated[

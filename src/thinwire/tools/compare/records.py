@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from thinwire.errors import ConfigError
+from thinwire.hosts.scripts import ALONE
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -226,6 +227,39 @@ class Records(msgspec.Struct, frozen=True):
 
     def runs_of(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.method == method]
+
+    def results_of(self, method: str) -> dict[int, float]:
+        """The measure by step, as a mean over the seeds that have it; of a script at the end of its runs.
+
+        Of perplexity its logarithm, the loss. A seed that failed leaves nothing.
+        """
+        runs, found = self.runs_of(method), dict[int, list[float]]()
+        if not runs or any(run.failed is not None for run in runs):
+            return {}
+        if self.setting.script is not None:
+            ends = [self.setting.result(run) for run in runs]
+            found[0] = [value for value in ends if value is not None]
+        for test in self.evaluations if self.setting.script is None else ():
+            if test.method == method:
+                value = test.accuracy if self.setting.measure == "accuracy" else math.log(test.perplexity)
+                found.setdefault(test.step, []).append(value)
+        complete = {step: values for step, values in found.items() if len(values) == len(runs)}
+        return {step: math.fsum(values) / len(values) for step, values in complete.items()}
+
+    def recovered(self, method: str) -> float | None:
+        """The part of the gap between a worker alone and the baseline that a method closes.
+
+        At the last step that all three were tested at. None without these controls, or if the worker alone is
+        as good there.
+        """
+        if self.baseline is None or method == self.baseline:
+            return None
+        base, alone, own = (self.results_of(each) for each in (self.baseline, ALONE, method))
+        step = max(base.keys() & alone.keys() & own.keys(), default=None)
+        if step is None or method == ALONE:
+            return None
+        gap = (base[step] - alone[step]) * (1 if self.setting.higher_is_better else -1)
+        return (own[step] - alone[step]) / (base[step] - alone[step]) if gap > 0 else None
 
     def speed_up(self, run: Run) -> float | None:
         """How many times sooner than the baseline with the same seed: at the target, or after all steps."""

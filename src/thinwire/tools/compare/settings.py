@@ -25,13 +25,14 @@ Baseline = Literal["none", "dense", "pytorch"]
 
 METHODS = (
     "dense",
+    ALONE,
     "fp16",
     "qsgd(bits=4)",
     "topk(ratio=0.01)",
     "powersgd(rank=2)",
     "pqasgd(every=8, bits=4)",
 )
-"""Compared unless the user names others: one of each kind."""
+"""Compared unless the user names others: one of each kind, and the control, a worker without the others."""
 
 NOT_METHODS = (*PYTORCH, AUTO, ALONE)
 """What may be compared and is no method string."""

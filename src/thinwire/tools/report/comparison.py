@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from thinwire.hosts.scripts import ALONE
 from thinwire.tools.compare.records import Records, to_lines
 from thinwire.tools.report import page, words
 from thinwire.tools.report.curves import POINTS, smoothing
 from thinwire.tools.report.forecast import WORKERS, Forecast, forecast, link_of
 from thinwire.tools.report.palette import styles
 from thinwire.tools.report.plots import predictions, rows, tradeoff, training
-from thinwire.tools.report.summary import Summary, duration, summarise, traffic, winner
+from thinwire.tools.report.summary import Summary, duration, recovers_too_little, summarise, traffic, winner
 
 
 def write(records: Records, path: Path, *, predict: bool = True) -> None:
@@ -61,6 +62,8 @@ def _results(records: Records, summaries: Sequence[Summary]) -> dict[str, Any]:
         "drawn": drawn,
         "base": base,
         "best": winner(summaries, setting),
+        "with_control": base is not None and ALONE in records.methods,
+        "too_little": recovers_too_little,
         "duration": partial(duration, setting=setting),
         "traffic": partial(traffic, setting=setting),
         "measure": partial(words.measure_text, setting=setting),

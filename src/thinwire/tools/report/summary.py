@@ -8,13 +8,20 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from thinwire.averaging.base import Schedule
+from thinwire.core.exchange import Exchange
+from thinwire.hosts.scripts import ALONE
+from thinwire.methods.registry import parse
 from thinwire.tools.compare.records import Records, Run, Setting
+from thinwire.tools.compare.settings import NOT_METHODS
 
 # A result within this of the baseline's is as good. Without a target only such methods can win, and the
 # speed-up of one that is clearly worse carries a warning.
 AS_GOOD_POINTS = 0.01
 AS_GOOD_PERPLEXITY = 1.02
 """Also for a script's own values, by their size."""
+LEAST_RECOVERED = 0.5
+"""Of the gap between a worker alone and the baseline: a periodic or delayed method with less cannot win."""
 
 _ENDED = (
     "steps",
@@ -83,6 +90,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     speed_up: float | None
     worse: float | None
     """How far the result is clearly worse than the baseline's: in points, or as a ratio."""
+    recovered: float | None
+    """The part of the gap between a worker alone and the baseline that it closes, at equal steps."""
 
     @property
     def ended(self) -> int:
@@ -99,12 +108,18 @@ def summarise(records: Records) -> list[Summary]:
     found = [_summary(method, records.runs_of(method), records.setting) for method in records.methods]
     if records.baseline is None:
         return found
-    return [_against(one, found[0], records.setting) for one in found]
+    return [_against(one, found[0], records) for one in found]
 
 
-def _against(one: Summary, base: Summary, setting: Setting) -> Summary:
-    gain = speed_up(one, base, setting)
-    return replace(one, baseline=base.method, speed_up=gain, worse=clearly_worse(one, base, setting))
+def _against(one: Summary, base: Summary, records: Records) -> Summary:
+    setting = records.setting
+    return replace(
+        one,
+        baseline=base.method,
+        speed_up=speed_up(one, base, setting),
+        worse=clearly_worse(one, base, setting),
+        recovered=records.recovered(one.method),
+    )
 
 
 def _summary(method: str, runs: Sequence[Run], setting: Setting) -> Summary:
@@ -134,6 +149,7 @@ def _summary(method: str, runs: Sequence[Run], setting: Setting) -> Summary:
         baseline=None,
         speed_up=None,
         worse=None,
+        recovered=None,
         **spreads,
     )
 
@@ -174,7 +190,8 @@ def clearly_worse(one: Summary, base: Summary, setting: Setting) -> float | None
 def winner(summaries: Sequence[Summary], setting: Setting) -> Summary | None:
     """The fastest that counts: with every seed at the target; without one, about as good as the baseline.
 
-    Without a baseline: about as good as the best result.
+    Without a baseline: about as good as the best result. A worker alone is a control and cannot win, nor can
+    a periodic or delayed method that recovers less than half of the gap between it and the baseline.
     """
     compared = summaries[:1] if setting.baseline else summaries
     results = [one.measure.mean for one in compared if one.measure is not None]
@@ -182,9 +199,20 @@ def winner(summaries: Sequence[Summary], setting: Setting) -> Summary | None:
     able: list[tuple[float, Summary]] = []
     for one in summaries:
         time = duration(one, setting)
+        if one.method == ALONE or recovers_too_little(one):
+            continue
         if time is not None and not one.failures and _as_good(one.measure, standard, setting):
             able.append((time.mean, one))
     return min(able, key=lambda each: each[0], default=(0.0, None))[1]
+
+
+def recovers_too_little(one: Summary) -> bool:
+    """Whether a periodic or delayed method gains too little from the other workers."""
+    if one.recovered is None or one.recovered >= LEAST_RECOVERED:
+        return False
+    # The choices of `auto` are exchanges without a delay, and so are PyTorch's own methods.
+    method = None if one.method in NOT_METHODS else parse(one.method)
+    return isinstance(method, Schedule) or (isinstance(method, Exchange) and method.traits.delayed)
 
 
 def _as_good(own: Spread | None, standard: float | None, setting: Setting) -> bool:

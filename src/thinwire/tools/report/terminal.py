@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from thinwire.hosts.scripts import ALONE
 from thinwire.tools import units
 from thinwire.tools.compare.records import Records
-from thinwire.tools.report.summary import Spread, Summary, summarise
-from thinwire.tools.report.words import measure_text, worse_text
+from thinwire.tools.report.summary import Spread, Summary, recovers_too_little, summarise
+from thinwire.tools.report.words import gap_text, measure_text, worse_text
 
 
 def header(records: Records) -> tuple[str, ...]:
     """With a target there are two columns more, and fewer details: the table fits into 100 columns.
 
     "inside" are bytes to workers of the same host, which do not pass its link; only with `hierarchical`.
-    A script has its own values, and gives up rounds and compression for them.
+    A script has its own values, and gives up rounds and compression for them. "of gap" is the part of the gap
+    between a worker alone and the baseline that a method recovers, at equal steps.
     """
     setting = records.setting
     inside = ("inside",) if records.has_inside else ()
@@ -24,6 +26,7 @@ def header(records: Records) -> tuple[str, ...]:
         else ("steps", "time", "sent", *inside)
     )
     gain = ("speed-up",) if setting.baseline else ()
+    gain += ("of gap",) if _has_control(records) else ()
     if setting.script is not None:
         return ("method", *records.names, "sent", *inside, "wait", "step", *gain)
     return ("method", setting.measure, *costs, "wait", "step", *gain)
@@ -35,12 +38,10 @@ def rows(records: Records) -> list[tuple[str, ...]]:
 
 
 def warnings(records: Records) -> list[str]:
-    """One line for each speed-up that cost accuracy."""
-    return [
-        f"! {one.method}: {worse_text(one, records.setting)}"
-        for one in summarise(records)
-        if one.worse is not None
-    ]
+    """One line for each speed-up that cost accuracy, and for what gains too little from the other workers."""
+    found = summarise(records)
+    worse = [f"! {one.method}: {worse_text(one, records.setting)}" for one in found if one.worse is not None]
+    return worse + [f"! {one.method}: {gap_text(one)}" for one in found if recovers_too_little(one)]
 
 
 def _cells(one: Summary, records: Records) -> tuple[str, ...]:
@@ -76,4 +77,13 @@ def _cells(one: Summary, records: Records) -> tuple[str, ...]:
         show(one.wait_seconds),
         show(one.step_seconds),
         *((gain,) if setting.baseline else ()),
+        *((_part(one),) if _has_control(records) else ()),
     )
+
+
+def _has_control(records: Records) -> bool:
+    return records.baseline is not None and ALONE in records.methods
+
+
+def _part(one: Summary) -> str:
+    return "-" if one.recovered is None else f"{100 * one.recovered:.0f} %" + " !" * recovers_too_little(one)

@@ -58,6 +58,14 @@ def worse_text(one: Summary, setting: Setting) -> str:
     return f"{setting.measure} {units.times(one.worse)} that of {one.baseline}"
 
 
+def gap_text(one: Summary) -> str:
+    """What a method gains from the other workers; empty if it is not known."""
+    if one.recovered is None:
+        return ""
+    part = f"{100 * one.recovered:.0f}{units.SPACE}%"
+    return f"recovers {part} of the gap between a worker alone and {one.baseline}"
+
+
 def conclusion(summaries: Sequence[Summary], setting: Setting) -> str:
     """The winner in a sentence, or why there is none."""
     if not summaries:

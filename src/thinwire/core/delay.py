@@ -1,0 +1,113 @@
+"""The means of one step, kept for the next: the exchange of a `delayed` method runs beside that step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thinwire.core import schema
+from thinwire.core.routing import View
+from thinwire.errors import StateError
+
+NOTHING = -1
+"""In a checkpoint: the number of the step whose means wait, if there is none."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The means of a step that no optimizer has seen yet; those of an aborted step are not finite."""
+
+    step: int
+    committed: bool
+    means: dict[str, torch.Tensor]
+    """Flat, by parameter; empty if the step was aborted."""
+
+
+class Delay:
+    """What the step before has left for the present one.
+
+    The step after t hands out the means of step t. The first step hands out zeros, and so does the first one
+    after a failure. If step t was aborted, what the next step hands out is not finite, on all ranks alike.
+    """
+
+    def __init__(self, *, on: bool) -> None:
+        self.on = on
+        """Whether the next step hands out the means of the one before; `auto` changes it."""
+        self.ready: Ready | None = None
+        self.given: int | None = None
+        """The step whose means were handed out last; None for zeros."""
+
+    def keep(self, step: int, views: Sequence[View], committed: bool) -> None:
+        """The exchange of a step has ended; its means are the outputs of these views."""
+        means = {slot.name: view.out[slot.offset : slot.end] for view in views for slot in view.layout.slots}
+        self.ready = Ready(step, committed, means if committed else {})
+
+    def hand_out(self, views: Sequence[View]) -> None:
+        """Write the means of the step before into the outputs of these views."""
+        ready, self.ready = self.ready, None
+        self.given = None if ready is None else ready.step
+        for view in views:
+            if ready is None:
+                view.out.zero_()
+            elif not ready.committed:
+                view.out.fill_(torch.nan)
+            else:
+                for slot, part in zip(view.layout.slots, view.layout.parts(view.out), strict=True):
+                    part.copy_(ready.means[slot.name])
+
+    def add(self, views: Sequence[View]) -> None:
+        """Add the means of the step before to the outputs of these views: the delay ends with this step."""
+        ready, self.ready = self.ready, None
+        if ready is None:
+            return
+        for view in views:
+            for slot, part in zip(view.layout.slots, view.layout.parts(view.out), strict=True):
+                part.add_(ready.means[slot.name] if ready.committed else torch.nan)
+
+    def rescale(self, factor: float) -> None:
+        """The loss scale has changed by this factor: the optimizer divides by the new one."""
+        for mean in () if self.ready is None else self.ready.means.values():
+            mean.mul_(factor)
+
+    def residuals(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """With these residuals: this rank's part of what no optimizer has seen yet."""
+        means = {} if self.ready is None else self.ready.means
+        waiting = {name: mean.float() for name, mean in means.items()}
+        return found | {name: mean + found.get(name, 0.0) for name, mean in waiting.items()}
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, Any]:
+        ready = self.ready or Ready(NOTHING, True, {})
+        means = {name: mean.clone() for name, mean in ready.means.items()}
+        return {"on": self.on, "step": ready.step, "committed": ready.committed, "means": means}
+
+    def load(self, saved: Mapping[str, Any], device_of: Mapping[str, torch.Tensor]) -> None:
+        """Replace everything by a record that was checked."""
+        self.on, self.given, self.ready = saved["on"], None, None
+        if saved["step"] != NOTHING:
+            means = {name: mean.to(device_of[name].device).clone() for name, mean in saved["means"].items()}
+            self.ready = Ready(saved["step"], saved["committed"], means)
+
+
+def delay_schema(like: Mapping[str, torch.Tensor]) -> schema.Check:
+    """The check of `Delay.save`; `like` has a flat tensor for every parameter."""
+    fields = schema.record(
+        {
+            "on": schema.flag(),
+            "step": schema.whole(NOTHING),
+            "committed": schema.flag(),
+            "means": schema.tensors(like, complete=False, finite=True),
+        }
+    )
+
+    def fits(given: Any, what: str) -> None:
+        fields(given, what)
+        expected: Iterable[str] = like if given["step"] != NOTHING and given["committed"] else ()
+        if set(given["means"]) != set(expected):
+            raise StateError(f"{what} has the means of {len(given['means'])} of {len(like)} parameters")
+
+    return fits
