@@ -136,7 +136,7 @@ def run(
     workers: int = WORKERS[-1],
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Calibrate on each link, predict, then train for some seconds with each method, on all workers at once."""
+    """Calibrate on each link, predict, then train some seconds with each method, on all workers at once."""
     methods = [str(parse(text)) for text in chosen]
     rows: list[Row] = []
     for text in links:

@@ -86,7 +86,7 @@ class Recorded(NamedTuple):
 
 
 def grown(job: Job, operations: Sequence[Recorded], factor: float, *, work: bool = True) -> Job:
-    """The same job, of these operations, for `factor` times as many entries, and if asked for, as much work."""
+    """The same job, of these operations, for `factor` times as many entries, and with as much `work`."""
     if factor == 1.0:
         return job
     longer = factor if work else 1.0

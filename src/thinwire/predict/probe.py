@@ -1,4 +1,4 @@
-"""Measures how fast the network of a group is: `thinwire.probe()`, and what operations cost: `calibrate()`."""
+"""Measures the network of a group: `thinwire.probe()`; `calibrate()` adds what operations cost."""
 
 from __future__ import annotations
 

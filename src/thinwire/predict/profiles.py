@@ -21,6 +21,7 @@ from thinwire.predict import many
 from thinwire.predict.buckets import Shapes
 from thinwire.predict.mirror import Job, Round
 from thinwire.predict.player import Host, Play, Player
+from thinwire.predict.stragglers import slowest
 from thinwire.predict.sync_rounds import play_sync_round
 from thinwire.predict.timeline import (
     NOTHING,
@@ -100,6 +101,11 @@ class ProfileBase(ABC):
         return sum(r.payload * often for r, often in self._outside())
 
     @property
+    def inside_bytes(self) -> float:
+        """Bytes per step that the busiest rank sends inside its host."""
+        return sum(r.sent * often for r, often in self.often() if r.inside)
+
+    @property
     def rounds(self) -> float:
         return sum(often for _, often in self._outside())
 
@@ -138,19 +144,21 @@ class ProfileBase(ABC):
         *,
         cores: float = math.inf,
         overheads: Overheads = NOTHING,
+        deviation: float = 0.0,
     ) -> Interval:
         """The prediction, and a range around it.
 
         At least: operations never wait for a core, and a lazy method sends nothing. At most: work takes as
         long as its median turn did, all operations wait for a core, and messages are as late as jitter
-        allows.
+        allows. With a `deviation` of the workers' step times (its share of the mean), all wait for the
+        slowest worker: see `stragglers`.
         """
         sites = Sites(where, overheads) if isinstance(where, Link) else where
         parts = _parts(compute)
-        seconds = self.seconds_at(sites, parts, cores)
-        few, late = _at_best(sites), _at_worst(sites)
-        low = self.quieter().seconds_at(few, parts, cores)
-        high = self.slower().seconds_at(late, parts, cores)
+        factors = slowest(self.workers, deviation, self.steps_between_waits)
+        seconds = self.seconds_at(sites, parts.times(factors.usual), cores)
+        low = self.quieter().seconds_at(_at_best(sites), parts.times(factors.low), cores)
+        high = self.slower().seconds_at(_at_worst(sites), parts.times(factors.high), cores)
         return Interval(min(low, seconds), seconds, max(high, seconds))
 
 
@@ -160,7 +168,7 @@ def _parts(compute: Compute | float) -> Compute:
 
 def _at_best(sites: Sites) -> Sites:
     over = sites.overheads
-    return Sites(sites.link, Overheads(over.operation, byte=over.byte), sites.inside)
+    return Sites(sites.link, Overheads(over.operation, byte=over.byte), sites.inside, sites.workers)
 
 
 def _at_worst(sites: Sites) -> Sites:
@@ -371,14 +379,15 @@ def periodic_profile(
         return PeriodicProfile(str(schedule), count, cycle, job, before, after, dependent, spread)
 
     with _without_notices():
-        if workers <= MEASURED_WORKERS[-1]:
+        local = _local(schedule.inner)
+        if workers <= local * MEASURED_WORKERS[-1]:
             return played(workers, repeats)
-        few, more = (played(count, repeats) for count in MEASURED_WORKERS)
+        few, more = (played(local * count, repeats) for count in MEASURED_WORKERS)
         far = None
         if not many.only_gathers(few.job, more.job):
-            far = [(count, played(count, 0, PLAYED_ENTRIES).job) for count in _played_for(workers)]
+            far = [(count, played(count, 0, PLAYED_ENTRIES).job) for count in _played_for(workers, local)]
         measured = [(each.workers, each.job) for each in (few, more)]
-        job = many.job_for(workers, measured, far, _local(schedule.inner))
+        job = many.job_for(workers, measured, far, local)
         return PeriodicProfile(
             few.method, workers, few.cycle, job, more.before, more.after, few.data_dependent, more.spread
         )
@@ -419,8 +428,9 @@ def _without_notices() -> Generator[None, None, None]:
         log.disabled = before
 
 
-def _played_for(workers: int) -> tuple[int, int]:
-    return (workers // 4, workers) if workers <= PLAYED_WORKERS[-1] else PLAYED_WORKERS
+def _played_for(workers: int, local: int) -> tuple[int, int]:
+    fewer, more = (local * count for count in PLAYED_WORKERS)
+    return (workers // 4, workers) if workers <= more else (fewer, more)
 
 
 def _local(exchange: object) -> int:
@@ -429,15 +439,15 @@ def _local(exchange: object) -> int:
 
 
 def _profile(player: Player, workers: int, repeats: int) -> Profile:
-    if workers <= MEASURED_WORKERS[-1]:
+    local = _local(player.exchange)
+    if workers <= local * MEASURED_WORKERS[-1]:
         return _played(player, workers, repeats)
-    measured = [(count, player.play(count, repeats)) for count in MEASURED_WORKERS]
+    measured = [(local * count, player.play(local * count, repeats)) for count in MEASURED_WORKERS]
     few, more = (play.steps for _, play in measured)
     pairs = [both for jobs in zip(few, more, strict=True) for both in zip(*jobs, strict=True)]
     far: list[tuple[int, Play]] = []
     if not all(many.only_gathers(*both) for both in pairs):
-        far = [(count, player.play(count, 0, PLAYED_ENTRIES)) for count in _played_for(workers)]
-    local = _local(player.exchange)
+        far = [(count, player.play(count, 0, PLAYED_ENTRIES)) for count in _played_for(workers, local)]
 
     def at(found: Sequence[tuple[int, Play]], turn: int, place: int) -> list[tuple[int, Job]]:
         return [(count, play.steps[turn][place]) for count, play in found]

@@ -13,6 +13,7 @@ from typing import Literal
 
 from thinwire.net.costs import TCP_FRAMING, Link
 from thinwire.predict.mirror import Job, Round
+from thinwire.predict.stragglers import largest
 
 LANES = 2
 # Cycles of a periodic method: the first begins with nothing under way and does not count.
@@ -71,14 +72,19 @@ USUAL = Overheads(operation=2e-4, busy_operation=5e-4, busy_hop=2e-4, byte=5e-10
 
 @dataclass(frozen=True)
 class Sites:
-    """Where operations run: the link of every worker, that inside a host, and what operations cost.
+    """Where operations run.
 
-    Without a link inside, operations inside a host take no time.
+    Attributes:
+        link: of every worker.
+        overheads: what operations cost besides.
+        inside: the link inside a host; without one, operations inside a host take no time.
+        workers: how many may get their messages late, if the link has jitter.
     """
 
     link: Link
     overheads: Overheads = NOTHING
     inside: Link | None = None
+    workers: int = 1
 
     def of(self, each: Round) -> Link | None:
         return self.inside if each.inside else self.link
@@ -158,12 +164,18 @@ class _Threads:
         link, over = self.sites.of(each), self.sites.overheads
         if link is None:
             return
-        waits = over.operation + each.hops * link.latency
+        waits = over.operation + each.hops * link.latency + self._late(each.hops, link)
         longer = over.busy_operation + each.hops * over.busy_hop
         yield _Segment("delay", waits, busy=1 + longer / waits if waits else 1.0)
         transfer, work = transfer_seconds(each, link), over.byte * (each.sent + each.received)
         amount = max(transfer, work)
         yield _Segment("link", amount, share=work / amount if amount else 0.0)
+
+    def _late(self, hops: int, link: Link) -> float:
+        """How much later than usual the last worker gets its last message: the sum of uniform delays."""
+        if not link.jitter or self.sites.workers < 2:
+            return 0.0
+        return link.jitter * min(hops, math.sqrt(hops / 3) * largest(self.sites.workers))
 
     def run(self, cores: float) -> float:
         doing: dict[int, _Segment] = {}
