@@ -124,7 +124,9 @@ def run(
 def extrapolate(text: str, workers: int, size: int, link: Link) -> Row:
     """The same from one worker that stands for all, without gloo's control messages."""
     found = predict.profile(text, {"matrix": shape_of(size)}, workers, host="average", repeats=1)
-    steps = [[_without_control(each, workers) for job in jobs for each in job.rounds] for jobs in found.steps]
+    local = getattr(parse_exchange(text), "local", None) or 1
+    hosts = -(-workers // local)
+    steps = [[_without_control(each, hosts) for job in jobs for each in job.rounds] for jobs in found.steps]
     counted = [cost for step in steps for cost in step if cost is not None]
     return Row(
         text,

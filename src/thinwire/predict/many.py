@@ -103,7 +103,13 @@ def _round(a: Round, b: Round, fewer: int, more: int, workers: int) -> Round:
         return max(0, round(y + q * (1 / workers - 1 / more)))
 
     def growing(x: float, y: float) -> int:
+        """x and y are p + q W."""
         return max(0, round(y + (y - x) * (workers - more) / (more - fewer)))
+
+    def to_others(x: int, y: int) -> int:
+        """The same without the piece of a rank for itself, which is not sent."""
+        everything = growing(x * fewer / max(1, fewer - 1), y * more / (more - 1))
+        return round(everything * (workers - 1) / workers)
 
     match b.operation:
         case "all_reduce":
@@ -126,5 +132,5 @@ def _round(a: Round, b: Round, fewer: int, more: int, workers: int) -> Round:
             )
         case _:
             length = growing(a.payload, b.payload)
-            cost = Cost(growing(a.sent, b.sent), growing(a.received, b.received), workers - 1)
+            cost = Cost(to_others(a.sent, b.sent), to_others(a.received, b.received), workers - 1)
     return Round(b.operation, b.work, length, cost.sent, cost.received, cost.hops)

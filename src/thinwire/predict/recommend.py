@@ -194,7 +194,9 @@ def make_plan(
         deviation: the standard deviation of a worker's step time, as a share of its mean.
     """
     if workers < 2:
-        raise ConfigError(f"a plan needs two workers or more, not {workers}")
+        raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
+    if "auto" in chosen:
+        raise ConfigError("a plan compares methods: auto chooses by a plan itself, leave it out")
     asked = [str(parse(text)) for text in chosen] or candidates(optimizer, replicas=replicas, workers=workers)
     found: dict[str, predict.Profile | predict.PeriodicProfile] = {}
     failed: dict[str, str] = {}

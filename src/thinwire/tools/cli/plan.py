@@ -298,6 +298,12 @@ def _of_model(text: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _range(low: float, seconds: float, high: float) -> str:
+    """From low to high, in the unit of the number in between."""
+    size = 1.0 if seconds >= 1 else 1e-3 if seconds >= 1e-3 else 1e-6
+    return f"{low / size:.3g}-{high / size:.3g}"
+
+
 def _show(made: Plan) -> None:
     from thinwire.predict.recommend import duration, rate
     from thinwire.tools import units
@@ -311,7 +317,7 @@ def _show(made: Plan) -> None:
             (
                 f"{row.method} *" if row.method == made.recommended else row.method,
                 duration(row.step_seconds),
-                f"{duration(row.low)} - {duration(row.high)}",
+                _range(row.low, row.step_seconds, row.high),
                 f"{row.speed_up:.2f} x",
                 "-" if row.method == "dense" else pays,
                 units.data(row.sent_bytes),
