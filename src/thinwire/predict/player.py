@@ -200,12 +200,12 @@ class Player:
         parameters = [(n, values[: math.prod(shape)].view(shape)) for n, shape in self.shapes.items()]
         return Session(parameters, self.exchange, rank_info=rank_info, dense_below=self.dense_below)
 
-    def play(self, workers: int, repeats: int, entries: int | None = None) -> Play:
+    def play(self, workers: int, repeats: int, entries: int | None = None, *, grow_work: bool = True) -> Play:
         """Play a step among so many workers.
 
         Without repeats the step is played once, and the work after its commit is not done. `entries` is
-        about how many are played of what is larger and can stand for the rest; the work is then that of the
-        part that is played.
+        about how many are played of what is larger and can stand for the rest. Without `grow_work` the work
+        is that of the part that is played.
         """
         sample = self._sample(entries or (WHOLE_SAMPLE if self.whole else SAMPLE))
         with one_thread_if_busy():
@@ -215,7 +215,7 @@ class Player:
             quiet = None
             if self._may_skip and repeats:
                 quiet = self._as_leader(sample, workers, STEPS[0], 1, still=True).jobs_of(sample)
-        steps = tuple(each.jobs_of(sample, work=entries is None) for each in found)
+        steps = tuple(each.jobs_of(sample, work=grow_work) for each in found)
         return Play(steps, quiet, found[0].session.reconcile_every, max(played.spread for played in found))
 
     def _different_steps(self, workers: int) -> list[int]:

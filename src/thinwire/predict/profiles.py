@@ -35,11 +35,13 @@ from thinwire.predict.timeline import (
     transfer_seconds,
 )
 
-# With more workers than this the decoding is not run, but extrapolated from these two.
+# With more workers than this the decoding is not run, but extrapolated from these two, with a part of the
+# model: a rank has so much to decode there.
 MEASURED_WORKERS = (16, 64)
-# And with more than this, operations are extrapolated from these two, with a part of the model.
-PLAYED_WORKERS = (256, 1024)
-PLAYED_ENTRIES = 2**19
+MEASURED_ENTRIES = 2**19
+# And with more than this, operations are extrapolated from these two, with a smaller part.
+PLAYED_WORKERS = (128, 512)
+PLAYED_ENTRIES = 2**18
 
 
 class Interval(NamedTuple):
@@ -339,8 +341,8 @@ def profile(
     Args:
         method: a method string, of a method for gradients.
         shapes: of the parameters, in the model's order.
-        workers: from 1 to millions. Above 64 the work is extrapolated from 16 and 64, above 1,024 the
-            operations are from 256 and 1,024.
+        workers: from 1 to millions. Above 64 the work is extrapolated from 16 and 64, above 512 the
+            operations are from 128 and 512.
         host: "ddp" (buckets, during the backward pass) or "average" (`Session.average`, after it).
         overlap, dense_below: as for `attach`.
         gradients: for methods whose bytes depend on the data; normally distributed ones otherwise.
@@ -372,8 +374,16 @@ def periodic_profile(
     if workers < 1:
         raise ConfigError(f"a group has one worker or more, not {workers}")
 
-    def played(count: int, times: int, most: int | None = None) -> PeriodicProfile:
-        found = play_sync_round(schedule, shapes, count, dense_below=dense_below, repeats=times, most=most)
+    def played(count: int, times: int, most: int | None = None, grow_work: bool = True) -> PeriodicProfile:
+        found = play_sync_round(
+            schedule,
+            shapes,
+            count,
+            dense_below=dense_below,
+            repeats=times,
+            most=most,
+            grow_work=grow_work,
+        )
         cycle = Cycle(schedule.period, schedule.fragment_count, schedule.delay)
         job, before, after, dependent, spread = found
         return PeriodicProfile(str(schedule), count, cycle, job, before, after, dependent, spread)
@@ -382,10 +392,11 @@ def periodic_profile(
         local = _local(schedule.inner)
         if workers <= local * MEASURED_WORKERS[-1]:
             return played(workers, repeats)
-        few, more = (played(local * count, repeats) for count in MEASURED_WORKERS)
+        few, more = (played(local * count, min(repeats, 2), MEASURED_ENTRIES) for count in MEASURED_WORKERS)
         far = None
         if not many.only_gathers(few.job, more.job):
-            far = [(count, played(count, 0, PLAYED_ENTRIES).job) for count in _played_for(workers, local)]
+            counts = _played_for(workers, local)
+            far = [(count, played(count, 0, PLAYED_ENTRIES, grow_work=False).job) for count in counts]
         measured = [(each.workers, each.job) for each in (few, more)]
         job = many.job_for(workers, measured, far, local)
         return PeriodicProfile(
@@ -442,12 +453,16 @@ def _profile(player: Player, workers: int, repeats: int) -> Profile:
     local = _local(player.exchange)
     if workers <= local * MEASURED_WORKERS[-1]:
         return _played(player, workers, repeats)
-    measured = [(local * count, player.play(local * count, repeats)) for count in MEASURED_WORKERS]
+    measured = [
+        (local * count, player.play(local * count, min(repeats, 2), MEASURED_ENTRIES))
+        for count in MEASURED_WORKERS
+    ]
     few, more = (play.steps for _, play in measured)
     pairs = [both for jobs in zip(few, more, strict=True) for both in zip(*jobs, strict=True)]
     far: list[tuple[int, Play]] = []
     if not all(many.only_gathers(*both) for both in pairs):
-        far = [(count, player.play(count, 0, PLAYED_ENTRIES)) for count in _played_for(workers, local)]
+        counts = _played_for(workers, local)
+        far = [(count, player.play(count, 0, PLAYED_ENTRIES, grow_work=False)) for count in counts]
 
     def at(found: Sequence[tuple[int, Play]], turn: int, place: int) -> list[tuple[int, Job]]:
         return [(count, play.steps[turn][place]) for count, play in found]

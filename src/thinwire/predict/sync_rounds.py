@@ -53,11 +53,12 @@ def play_sync_round(
     dense_below: int,
     repeats: int,
     most: int | None = None,
+    grow_work: bool = True,
 ) -> Played:
     """Play sync rounds of one fragment among so many workers; the shortest counts.
 
     Without repeats one is played. Of a large model the first layers are played, and all is scaled by the
-    number of entries. With `most` entries of these layers the work is that of the part that is played.
+    number of entries: those with `most` entries. Without `grow_work` the work is that of these layers.
     """
     entries = sum(math.prod(shape) for shape in shapes.values())
     if entries > LARGEST_MODEL:
@@ -75,7 +76,7 @@ def play_sync_round(
     factor = entries / max(1, sampled)
     totals = [turn.work for turn in turns]
     spread = statistics.median(totals) / min(totals) if min(totals) > 0 else 1.0
-    job = grown(best.job, operations, factor, work=most is None)
+    job = grown(best.job, operations, factor, work=grow_work)
     return Played(job, factor * best.before, factor * best.after, dependent, spread)
 
 
