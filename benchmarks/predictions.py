@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -18,22 +19,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import Progress, chosen_methods, from_rank_0, measuring, show
 from thinwire import predict
+from thinwire.averaging.base import Schedule
 from thinwire.errors import ConfigError
-from thinwire.methods.registry import parse_exchange
+from thinwire.methods.registry import parse
 from thinwire.net.launch import Worker, run_local
 from thinwire.predict.buckets import Shapes
-from thinwire.predict.probe import probe
+from thinwire.predict.probe import Calibration, calibrate
 from thinwire.tools.cli.show import JsonFile, Methods, errors, save
 from thinwire.tools.lab import namespaces
 from thinwire.tools.lab.hosts import hosts_for
 
-LINKS = ("lab:50mbit", "lab:100mbit", "lab:1000mbit")
-METHODS = ("dense", "fp16", "topk(ratio=0.01)", "qsgd(bits=4)", "powersgd(rank=4)")
-WORKERS = 4
-WITHIN = 0.25
+LINKS = ("lab:10mbit", "lab:50mbit", "lab:100mbit", "lab:1000mbit")
+METHODS = (
+    "dense",
+    "qsgd(bits=4)",
+    "topk(ratio=0.01)",
+    "powersgd(rank=4)",
+    "pqasgd(every=8, bits=4)",
+    "pqasgd(every=16, bits=4, overlap=8, blend=0.5)",
+)
+WORKERS = (2, 4)
+WITHIN, SHARE = 0.2, 0.9
 BATCH = 64
-WARM_UP = 3
-LEAST_STEPS, MOST_STEPS, SECONDS = 5, 25, 6.0
+WARM_UP, LEAST_TURNS, MOST_TURNS, SECONDS = 1, 2, 25, 2.5
 
 
 @dataclass(frozen=True)
@@ -41,15 +49,17 @@ class Row:
     """One method on one link; seconds of a step."""
 
     link: str
+    workers: int
     method: str
+    low: float
     predicted: float
+    high: float
     measured: float
     compute: float
     compression: float
     wire: float
     """All operations one after the other, on the probed link."""
-    probed_latency: float
-    probed_bandwidth: float
+    calibration: Calibration
 
     @property
     def error(self) -> float:
@@ -64,23 +74,28 @@ def command(
     link: Annotated[
         list[str] | None, typer.Option(help="Such as lab:100mbit; may be given several times.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=2, help="Hosts.")] = WORKERS,
+    workers: Annotated[
+        list[int] | None, typer.Option(min=2, help="Hosts; may be given several times.")
+    ] = None,
     method: Methods = None,
     json_file: JsonFile = None,
 ) -> None:
     """Predicted step times against measured ones, on slow links of the lab (needs root)."""
     links, methods = link or list(LINKS), chosen_methods(method) or list(METHODS)
+    counts = workers or list(WORKERS)
     with errors():
         check_links(links)
-    with measuring(len(links) * len(methods)) as progress:
-        results = run(links, methods, workers, progress)
+    with measuring(len(links) * len(methods) * len(counts)) as progress:
+        results = [row for count in counts for row in run(links, methods, count, progress)]
     show(
-        f"a step of the 784-1024-1024-10 network on {workers} hosts; target: within {100 * WITHIN:.0f} %",
+        f"a step of the 784-1024-1024-10 network; {verdict(results)}",
         results,
         {
-            "link": lambda r: r.link,
+            "hosts": lambda r: str(r.workers),
+            "link": lambda r: r.link.removeprefix("lab:"),
             "method": lambda r: r.method,
             "predicted": lambda r: f"{1e3 * r.predicted:.1f} ms",
+            "range": lambda r: f"{1e3 * r.low:.1f} to {1e3 * r.high:.1f}",
             "measured": lambda r: f"{1e3 * r.measured:.1f} ms",
             "error": lambda r: f"{100 * r.error:+.0f} %",
             "compute": lambda r: f"{1e3 * r.compute:.1f} ms",
@@ -89,6 +104,15 @@ def command(
         },
     )
     save(json_file, [{**asdict(r), "error": r.error, "passed": r.passed} for r in results])
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """How many predictions are close, and how many should be."""
+    close = sum(row.passed for row in rows)
+    return (
+        f"{close} of {len(rows)} predictions within {100 * WITHIN:.0f} %; "
+        f"target: {math.ceil(SHARE * len(rows))}"
+    )
 
 
 def check_links(links: Sequence[str]) -> None:
@@ -109,11 +133,11 @@ def network() -> nn.Module:
 def run(
     links: Sequence[str] = LINKS,
     chosen: Sequence[str] = METHODS,
-    workers: int = WORKERS,
+    workers: int = WORKERS[-1],
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Probe each link, predict, then train for a few seconds with each method, on all workers at once."""
-    methods = [str(parse_exchange(text)) for text in chosen]
+    """Calibrate on each link, predict, then train some seconds with each method, on all workers at once."""
+    methods = [str(parse(text)) for text in chosen]
     rows: list[Row] = []
     for text in links:
         with hosts_for(text, workers) as hosts:
@@ -134,25 +158,29 @@ def _work(worker: Worker, link: str, methods: Sequence[str]) -> list[Row]:
     torch.set_num_threads(1)
     # The workers share this machine: all of them measure at once, and none has a core to spare then.
     cores = max(1.0, (os.cpu_count() or 1) / worker.size)
-    probed = probe()
+    found = calibrate()
     shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
     rows: list[Row] = []
     for method in methods:
-        worker.report(f"{method} on {link}")
+        worker.report(f"{method} on {link}, {worker.size} hosts")
         compute, profiles, measured = _measured(method, shapes)
-        predicted = [each.step_seconds(probed, compute, cores=cores) for each in profiles]
-        coding = [each.compression_seconds for each in profiles]
+        ranges = [
+            each.interval(found.link, compute, cores=cores, overheads=found.overheads) for each in profiles
+        ]
+        low, predicted, high = (_slowest(statistics.median(each)) for each in zip(*ranges, strict=True))
         rows.append(
             Row(
                 link,
+                worker.size,
                 method,
-                _slowest(statistics.median(predicted)),
+                low,
+                predicted,
+                high,
                 measured,
                 compute.seconds,
-                statistics.median(coding),
-                profiles[0].link_seconds(probed),
-                probed.latency,
-                probed.bandwidth,
+                statistics.median(each.compression_seconds for each in profiles),
+                profiles[0].link_seconds(found.link),
+                found,
             )
         )
     return rows
@@ -168,12 +196,19 @@ def _slowest(seconds: float) -> float:
 class _Training:
     """A small network on noise: what it learns does not matter here."""
 
-    def __init__(self) -> None:
-        self.model = DistributedDataParallel(network())
+    def __init__(self, *, wrapped: bool) -> None:
+        bare = network()
+        self.model = DistributedDataParallel(bare) if wrapped else bare
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         rng = torch.Generator().manual_seed(dist.get_rank())
         self.images = torch.randn(BATCH, 784, generator=rng)
         self.labels = torch.randint(10, (BATCH,), generator=rng)
+
+    def steps(self, count: int) -> tuple[float, float, float]:
+        """The mean of so many steps."""
+        parts = [self.step() for _ in range(count)]
+        forward, backward, rest = (statistics.fmean(part) for part in zip(*parts, strict=True))
+        return forward, backward, rest
 
     def step(self) -> tuple[float, float, float]:
         """Seconds forward, backward and for the rest."""
@@ -199,33 +234,47 @@ def _silent_hook() -> Callable[..., Any]:
     return cast("Callable[..., Any]", hook)
 
 
-def _measured(method: str, shapes: Shapes) -> tuple[predict.Compute, list[predict.Profile], float]:
-    """Steps that send nothing, the method's work alone, and whole steps, by turns.
+def _measured(
+    method: str, shapes: Shapes
+) -> tuple[predict.Compute, list[predict.Profile | predict.PeriodicProfile], float]:
+    """Steps that send nothing, the method's work alone, and whole steps, by turns; a turn is a whole cycle.
 
-    By turns, because what else the machine does comes and goes. The steps that send nothing are under DDP,
-    so that its copying of buckets counts.
+    By turns, because what else the machine does comes and goes. Methods for gradients are under DDP, also in
+    the steps that send nothing, so that its copying of buckets counts.
     """
     from thinwire.hosts import attach
 
-    silent, training = _Training(), _Training()
-    cast(Any, silent.model).register_comm_hook(None, _silent_hook())
-    session = attach(training.model, method)
+    schedule = parse(method)
+    period = schedule.period if isinstance(schedule, Schedule) else 1
+    silent, training = (_Training(wrapped=period == 1) for _ in range(2))
+    if period == 1:
+        cast(Any, silent.model).register_comm_hook(None, _silent_hook())
+    session = attach(training.model, method, optimizer=training.optimizer)
     parts: list[tuple[float, float, float]] = []
-    profiles: list[predict.Profile] = []
+    profiles: list[predict.Profile | predict.PeriodicProfile] = []
     taken: list[float] = []
-    for turn in range(WARM_UP + MOST_STEPS):
+    spent = 0.0
+    turn = 0
+    while len(taken) < MOST_TURNS and (len(taken) < LEAST_TURNS or spent < SECONDS):
         dist.barrier()
-        alone = silent.step()
+        alone = silent.steps(period)
         slowed = _slowest(sum(alone)) / sum(alone)
-        profile = predict.profile(method, shapes, dist.get_world_size(), repeats=1)
+        profile = _profile(method, shapes, period)
         dist.barrier()
-        whole = _slowest(sum(training.step()))
+        whole = _slowest(sum(training.steps(period)))
         if turn >= WARM_UP:
             parts.append((alone[0] * slowed, alone[1] * slowed, alone[2] * slowed))
             profiles.append(profile)
             taken.append(whole)
-        if len(taken) >= LEAST_STEPS and sum(taken) > SECONDS:
-            break
+            spent += period * whole
+        turn += 1
     session.detach()
     compute = predict.Compute(*(statistics.median(part) for part in zip(*parts, strict=True)))
     return compute, profiles, statistics.median(taken)
+
+
+def _profile(method: str, shapes: Shapes, period: int) -> predict.Profile | predict.PeriodicProfile:
+    size = dist.get_world_size()
+    if period == 1:
+        return predict.profile(method, shapes, size, repeats=1)
+    return predict.periodic_profile(method, shapes, size, repeats=1)

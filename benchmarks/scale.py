@@ -1,7 +1,8 @@
 """How each method's bytes and rounds grow with the number of workers, on a simulated network.
 
 The very coroutines that train run here, one per worker, in lock-step. Workers share a few gradients and
-one output tensor, so that a thousand of them fit in memory; what each remembers is its own.
+one output tensor, so that a thousand of them fit in memory; what each remembers is its own. For more workers
+one of them stands for all (`thinwire.predict`), and its operations are extrapolated.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import torch
 import typer
 
 from benchmarks.common import Progress, Size, chosen_methods, measuring
+from thinwire import predict
 from thinwire.core.routing import View
 from thinwire.drivers.simulated import Simulated
 from thinwire.errors import ConfigError
 from thinwire.methods.registry import list_methods, parse_exchange
-from thinwire.net.costs import Link
+from thinwire.net import costs
+from thinwire.net.costs import Cost, Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
 from thinwire.tools.cli.show import JsonFile, Methods, errors, save, table
 
-WORKERS = (4, 16, 64, 256, 1024)
+WORKERS = (4, 16, 64, 256, 1024, 4096)
+# With more workers than this one stands for all.
+PLAYED = 1024
 DEFAULT_SIZE = 1_000_000
 # Forms of a method whose growth differs from that of its default.
 ALSO = (
@@ -103,15 +108,56 @@ def run(
     link: Link | None = None,
     progress: Progress | None = None,
 ) -> list[Row]:
-    """One step of every method at every number of workers. What would take hours is left out."""
+    """One step of every method at every number of workers; what would take hours is extrapolated."""
     rows: list[Row] = []
     for text in chosen or line_up():
         for count in workers:
             if progress is not None:
                 progress(f"{text} x {count}")
-            if feasible(text, count, size):
+            if count > PLAYED or not feasible(text, count, size):
+                rows.append(extrapolate(text, count, size, link or Link()))
+            else:
                 rows.append(measure(text, count, size, link or Link()))
     return rows
+
+
+def extrapolate(text: str, workers: int, size: int, link: Link) -> Row:
+    """The same from one worker that stands for all, without gloo's control messages."""
+    found = predict.profile(text, {"matrix": shape_of(size)}, workers, host="average", repeats=1)
+    local = getattr(parse_exchange(text), "local", None) or 1
+    hosts = -(-workers // local)
+    steps = [[_without_control(each, hosts) for job in jobs for each in job.rounds] for jobs in found.steps]
+    counted = [cost for step in steps for cost in step if cost is not None]
+    return Row(
+        text,
+        workers,
+        round(sum(cost.sent for cost in counted) / len(steps)),
+        round(sum(cost.received for cost in counted) / len(steps)),
+        round(found.rounds),
+        sum(link.seconds_for(cost) for cost in counted) / len(steps),
+    )
+
+
+def _without_control(each: predict.Round, workers: int) -> Cost | None:
+    """None for an operation inside a host."""
+    if each.inside:
+        return None
+    match each.operation:
+        case "all_reduce":
+            return costs.all_reduce(workers, each.payload)
+        case "all_gather":
+            return costs.all_gather(workers, each.payload)
+        case "broadcast":
+            sent = received = costs.tree_children(0, workers)
+        case _:
+            sent = received = workers - 1
+    control = costs.with_gloo_control(Cost(0, 0, 0), sent, received)
+    return Cost(max(0, each.sent - control.sent), max(0, each.received - control.received), each.hops)
+
+
+def shape_of(size: int) -> tuple[int, int]:
+    columns = max(1, int(size**0.5))
+    return max(1, size // columns), columns
 
 
 def feasible(text: str, workers: int, size: int) -> bool:
@@ -123,8 +169,7 @@ def feasible(text: str, workers: int, size: int) -> bool:
 
 def measure(text: str, workers: int, size: int, link: Link) -> Row:
     """The second step: what a method sends only once, at its beginning, is not what it costs."""
-    columns = max(1, int(size**0.5))
-    shape = (max(1, size // columns), columns)
+    shape = shape_of(size)
     rng = torch.Generator().manual_seed(0)
     gradients = [torch.randn(shape, generator=rng).view(-1) for _ in range(min(workers, DISTINCT_GRADIENTS))]
     network = Simulated(workers, link)

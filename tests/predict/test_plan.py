@@ -151,6 +151,86 @@ def test_what_is_faster_but_kept_back_is_named() -> None:
     assert any("a2sgd" in reason and "replicas drift" in reason for reason in reasons)
 
 
+def test_methods_that_average_parameters_are_predicted_and_may_be_excluded() -> None:
+    everything, equal = (planning.candidates(replicas=which) for which in ("any", "equal"))
+    schedules = {text for text in everything if not planning.is_exchange(text)}
+    assert "localsgd(every=8)" in schedules
+    assert set(equal) == set(everything) - schedules
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.01, ("fp16", "localsgd(every=8)"))
+    row = made.row("localsgd(every=8)")
+    assert row.sent_bytes == pytest.approx(made.row("dense").sent_bytes / 8, rel=0.05)
+    assert row.kept_back == "not in our table", "its period decides how it trains"
+    assert planning.kept_back("localsgd(every=8)", replicas="equal") == "replicas differ between sync rounds"
+
+
+def test_a_measured_schedule_is_recommended_unless_replicas_must_be_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = str(parse("pqasgd(every=16, bits=4)"))
+    monkeypatch.setattr(language, "behind", lambda: {"dense": 0.0, "fp16": 0.0, schedule: 0.02})
+    chosen = ("fp16", schedule)
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.01, chosen, optimizer="adaptive")
+    assert made.recommended == schedule
+    assert any("replicas differ between sync rounds" in reason for reason in made.reasons)
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.01, chosen, optimizer="adaptive", replicas="equal")
+    assert made.recommended == "fp16"
+    monkeypatch.setattr(language, "behind", lambda: {"dense": 0.0, "fp16": 0.0, schedule: 0.2})
+    made = planning.make_plan(SHAPES, 4, SLOW, 0.01, chosen, optimizer="adaptive")
+    assert made.recommended == "fp16"
+
+
+def test_a_row_has_a_range_around_its_step() -> None:
+    made = planning.make_plan(SHAPES, 4, Link(1e-3, 1.25e6, jitter=5e-4), 0.01, FEW, cores=1)
+    assert all(0 < row.low <= row.step_seconds <= row.high for row in made.rows)
+    assert any(row.low < row.high for row in made.rows)
+
+
+def test_cores_and_stragglers_make_steps_longer() -> None:
+    chosen = ("topk(ratio=0.01)", "localsgd(every=50)")
+
+    buckets = {"first": (600, 600), "second": (600, 600)}
+
+    def steps(**options: Any) -> dict[str, float]:
+        made = planning.make_plan(buckets, 4, FAST, 0.05, chosen, **options)
+        return {row.method: row.step_seconds for row in made.rows}
+
+    free, shared, late = steps(), steps(cores=1), steps(deviation=0.3)
+    assert shared["topk(ratio=0.01)"] > free["topk(ratio=0.01)"]
+    # Four workers wait in every step for the slowest of them, or once in fifty steps.
+    assert late["dense"] > 0.05 * 1.2
+    assert 0.05 < late["localsgd(every=50)"] < 0.05 * 1.1
+
+
+def test_thousands_of_workers_on_the_internet() -> None:
+    link = "up=20mbit,down=100mbit,latency=60ms,jitter=20ms"
+    chosen = "fp16,hierarchical(outer=fp16, inner=fp16, local=256)"
+    options = ("--workers", "65536", "--link", link, "--step-time", "1s", "--deviation", "0.2")
+    result = call("--shapes", "40x30,40", *options, "-m", chosen, "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.output)
+    rows = {row["method"]: row for row in record["rows"]}
+    layered = next(row for method, row in rows.items() if method.startswith("hierarchical"))
+    # 2 x 65,535 messages one after the other, or 2 x 255 and 8 inside a group and 2 x 255 between the groups.
+    assert rows["dense"]["step_seconds"] > 2 * 65_535 * 0.06
+    assert layered["step_seconds"] == pytest.approx((2 * 255 + 8 + 2 * 255) * 0.06, rel=0.3)
+    assert record["recommended"] == layered["method"]
+    assert record["link"]["jitter"] == 0.02
+
+
+def test_the_layouts_of_very_many_workers_are_candidates() -> None:
+    assert not any("hierarchical" in text for text in planning.candidates(workers=64))
+    found = planning.candidates(workers=65_536)
+    assert str(parse("hierarchical(outer=dense, inner=fp16, local=256)")) in found
+    assert all(planning.is_exchange(t) for t in planning.candidates(workers=65_536, replicas="equal"))
+
+
+def test_the_shapes_that_are_assumed_are_said() -> None:
+    result = call("--parameters", "100k", "-m", "fp16")
+    assert result.exit_code == 0, result.output
+    assert "Assumed layers: 1 of 316 x 316, 1 of 144. --shapes says yours." in result.output
+    assert "Assumed" not in call("--shapes", "40x30", "-m", "fp16").output
+
+
 def test_a_size_becomes_layers_with_exactly_so_many_entries() -> None:
     for size in (1, 7, 1000, 1024**2, 3_000_017):
         shapes = planning.layers_of(size)
@@ -218,7 +298,6 @@ def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--shapes", "3x"), "is not a shape"),
         (("--parameters", "100", "--link", "fast"), "100mbit"),
         (("--parameters", "100", "--link", "lab:100mbit"), "write 100mbit instead of lab:100mbit"),
-        (("--parameters", "100", "-m", "localsgd"), "localsgd averages parameters"),
         (("--parameters", "100", "-m", "auto"), "auto chooses by a plan itself"),
         (("--parameters", "1000B"), "too large to predict"),
         (("--parameters", "100", "--workers", "1"), "two workers or more"),

@@ -9,14 +9,15 @@ from thinwire.tools.lab import namespaces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("link", predictions.LINKS)
-def test_predicted_step_times_are_within_a_quarter_of_measured_ones(link: str) -> None:
+def test_nine_of_ten_predictions_are_within_a_fifth_of_the_measured_step() -> None:
     reason = namespaces.unavailable()
     if reason:
         pytest.skip(reason)
-    rows = predictions.run([link])
-    assert [row.method for row in rows] == list(predictions.METHODS)
-    off = {
-        row.method: f"{row.predicted:.4f} s, measured {row.measured:.4f} s" for row in rows if not row.passed
-    }
-    assert not off
+    rows = [row for count in predictions.WORKERS for row in predictions.run(workers=count)]
+    assert len(rows) == len(predictions.WORKERS) * len(predictions.LINKS) * len(predictions.METHODS)
+    off = [
+        f"{row.workers} x {row.link}, {row.method}: {row.predicted:.4f} s, measured {row.measured:.4f} s"
+        for row in rows
+        if not row.passed
+    ]
+    assert len(off) <= (1 - predictions.SHARE) * len(rows), off

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from thinwire.net.costs import TCP_FRAMING, Link
 from thinwire.net.executor import cost_on_gloo
 from thinwire.net.launch import Worker, run_local
 from thinwire.net.rank_info import RankInfo
-from thinwire.predict.probe import measure, probe
+from thinwire.predict.probe import Calibration, calibrate, calibrate_with, measure, probe
 from thinwire.tools.lab import namespaces
 from thinwire.tools.lab.hosts import hosts_for
 
@@ -47,6 +49,48 @@ def test_a_group_of_one_has_no_network() -> None:
 def test_without_a_group_it_says_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="init_process_group"):
         thinwire.probe()
+
+
+class Costly(Clock):
+    """The same with operations that cost something, and more while the rank computes."""
+
+    def __init__(self, link: Link, size: int, operation: float, busy: float) -> None:
+        super().__init__(link, size)
+        self.operation, self.busy = operation, busy
+
+    def execute(self, op: frames.Primitive) -> object:
+        cost, _ = cost_on_gloo(op, self.rank_info)
+        computing = any(each.name == "thinwire-calibrate" for each in threading.enumerate())
+        self.now += self.operation + computing * self.busy
+        self.now += cost.hops * self.link.latency + TCP_FRAMING * self.link.transfer_seconds(cost)
+        return None
+
+
+def test_operations_are_told_from_hops_and_idle_ranks_from_busy_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Costly(Link(1e-3, 1.25e8), 4, operation=2e-3, busy=5e-3)
+    monkeypatch.setattr("thinwire.predict.probe.time.perf_counter", lambda: clock.now)
+    link, overheads = calibrate_with(clock.execute, clock.rank_info, torch.device("cpu"))
+    assert link.latency == pytest.approx(1e-3, rel=0.05)
+    assert link.bandwidth == pytest.approx(1.25e8, rel=0.05)
+    assert overheads.operation == pytest.approx(2e-3, rel=0.1)
+    assert overheads.busy_operation == pytest.approx(5e-3, rel=0.1)
+    assert overheads.busy_hop == pytest.approx(0.0, abs=1e-5)
+    assert not any(each.name == "thinwire-calibrate" for each in threading.enumerate())
+
+
+def calibrated(worker: Worker) -> Calibration:
+    return calibrate()
+
+
+def test_all_ranks_have_the_same_calibration() -> None:
+    found = run_local(calibrated, 2, timeout=120)
+    assert found[0] == found[1]
+    link, overheads = found[0]
+    assert link.bandwidth > 0
+    assert overheads.byte > 0
+    assert min(overheads.operation, overheads.busy_operation, overheads.busy_hop) >= 0
 
 
 def probed(worker: Worker) -> Link:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
 import gzip
 import json
 import re
@@ -13,19 +15,21 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from tests.report.made import HANDFUL, Entrant, made
 from thinwire.errors import ConfigError
+from thinwire.predict import Overheads, Profile, profile
 from thinwire.tools import report
 from thinwire.tools.cli import app
 from thinwire.tools.compare.records import Records, to_lines, write
 from thinwire.tools.report import comparison, page
 from thinwire.tools.report.figures import lines
-from thinwire.tools.report.forecast import Forecast, forecast
+from thinwire.tools.report.forecast import Forecast, Timed, forecast, link_of, operation_seconds, reason
 from thinwire.tools.report.palette import styles
 from thinwire.tools.report.picture import svg
-from thinwire.tools.report.summary import summarise
+from thinwire.tools.report.summary import Spread, summarise
 
 EVIL = "</script><img src=x onerror=\"document.title='gone'\"> & 'x' %{y}"
 BROKEN = Entrant("randomblock(ratio=0.1)", 0.1, 0.001, fails_at=37)
@@ -223,6 +227,54 @@ def test_predictions_scale_with_the_recorded_work() -> None:
     other = made((Entrant("fp16", 0.03, 0.4),), layers={"weight": (64, 64)})
     fast, slow = (forecast(each, summarise(each)).predictions[0].by_bandwidth[-1] for each in (one, other))
     assert slow - fast == pytest.approx(0.2, rel=0.05)
+
+
+def timed(step: float, sent: float = 3 * 64 * 64 / 2, wait: float = 0.001) -> Timed:
+    """fp16 on a matrix of 64 x 64 with 4 workers; a step takes 10 ms of computing."""
+    records = made((Entrant("fp16", 0.5, 0.0),), layers={"weight": (64, 64)})
+    (one,) = summarise(records)
+    same = {"step_seconds": step, "compute_seconds": 0.01, "wait_seconds": wait, "sent": 240 * sent}
+    spreads = {name: Spread(value, value, value) for name, value in same.items()}
+    runs = replace(one, **spreads, steps=Spread(240, 240, 240))
+    return Timed(runs, {4: _halves()})
+
+
+@functools.cache
+def _halves() -> Profile:
+    return profile("fp16", {"weight": (64, 64)}, 4, repeats=1)
+
+
+def test_what_an_operation_costs_is_what_steps_take_longer() -> None:
+    setting = made().setting
+    free = timed(1.0).profiles[4].step_seconds(link_of(setting), 0.01)
+    slow = [timed(free + extra) for extra in (0.002, 0.004, 0.3)]
+    assert operation_seconds(slow, setting) == pytest.approx(0.004, rel=1e-6), "the median of the methods"
+    assert operation_seconds([timed(free / 2)], setting) == 0.0
+
+
+def test_a_prediction_far_from_its_measurement_says_why() -> None:
+    setting, none = made().setting, Overheads()
+    assert reason(timed(0.02), 0.02, 0.024, setting, none) is None
+    sent = timed(0.05, sent=100_000.0)
+    assert "depend on the data" in str(reason(sent, 0.02, 0.05, setting, none))
+    own = timed(0.05, wait=0.03)
+    real = own.profiles[4].sent_bytes
+    waited = timed(0.05, sent=real, wait=0.03)
+    assert "waited for each other or for a core" in str(reason(waited, 0.02, 0.05, setting, none))
+    quick = timed(0.01, sent=real, wait=1e-6)
+    assert "by the median of all methods" in str(reason(quick, 0.02, 0.01, setting, none))
+    slow = timed(0.05, sent=real, wait=1e-6)
+    assert "overlapped less than predicted" in str(reason(slow, 0.02, 0.05, setting, none))
+
+
+def test_the_page_shows_why() -> None:
+    records = made((HANDFUL[0],), layers={"weight": (64, 64)})
+    summaries = summarise(records)
+    found = forecast(records, summaries)
+    told = Forecast(tuple(dataclasses.replace(one, why="of the weather") for one in found.predictions), {})
+    text = read(comparison.render(records, summaries, told)).text
+    assert "times the measured step, because of the weather" in " ".join(text.split())
+    assert "because of" not in read(comparison.render(records, summaries, found)).text
 
 
 def test_the_picture_names_every_method(tmp_path: Path) -> None:

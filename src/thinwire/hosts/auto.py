@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from thinwire.net.costs import Link
 from thinwire.net.link import Links
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import probe as probing
-from thinwire.predict.timeline import Compute
+from thinwire.predict.timeline import NOTHING, Compute
 from thinwire.sessions import frozen_adam
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
@@ -95,6 +96,7 @@ class AutoSession(BaseSession):
         self._watch = Watch()
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
+        self._overheads = NOTHING
         self.session = options.attach(model, parse_exchange("dense"))
         self.decided = self.session.rank_info.size == 1
         self._handle: RemovableHandle | None = None
@@ -119,7 +121,8 @@ class AutoSession(BaseSession):
         if device.type != "cuda":
             device = torch.device("cpu")
         gloo = self.engine.executor.group.name() == "gloo"
-        self.link = probing.measure(execute, rank_info, device, gloo=gloo)
+        found = probing.calibrate_with(execute, rank_info, device, gloo=gloo)
+        self.link, self._overheads = found.link, found.overheads
         compute = _slowest(self._watch.compute(), execute, rank_info, device)
         told = self._plan(compute) if rank_info.rank == 0 else {}
         said = _from_rank_0(told, execute, device)
@@ -143,10 +146,18 @@ class AutoSession(BaseSession):
                 compute,
                 candidates_for(self._options.optimizer),
                 optimizer=kind_of(self._options.optimizer),
+                replicas="equal",
+                # On processors compression and computing share the cores that computing was timed on.
+                cores=math.inf if self._on_gpu else 1.0,
+                overheads=self._overheads,
             )
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return {"method": made.recommended, "reasons": made.reasons}
+
+    @property
+    def _on_gpu(self) -> bool:
+        return next(self._model.parameters()).device.type == "cuda"
 
     def _switch(self, method: Exchange) -> None:
         """Continue with this method, and keep the counts of the meter."""

@@ -15,7 +15,8 @@ on this machine. A model of the drivers (`timeline.py`) computes how much of all
 backward pass. A `Profile` holds the result for one method. It can be evaluated for any number of links, and
 stored as JSON.
 
-Not modelled: packet loss, jitter, stragglers, other traffic, and machines unlike this one.
+`Overheads` say what an operation costs besides the link; `probe.calibrate` measures them. `interval` gives a
+range instead of one number. Not modelled: packet loss, other traffic, and machines unlike this one.
 """
 
 from __future__ import annotations
@@ -29,19 +30,33 @@ from typing import Literal
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes, ddp_buckets
 from thinwire.predict.mirror import Job, Round
-from thinwire.predict.profiles import Host, Profile, profile, profiles
-from thinwire.predict.timeline import Compute
+from thinwire.predict.profiles import (
+    Host,
+    Interval,
+    PeriodicProfile,
+    Profile,
+    any_profile,
+    periodic_profile,
+    profile,
+    profiles,
+)
+from thinwire.predict.timeline import NOTHING, Compute, Overheads, Sites
 
 __all__ = [
     "BreakEven",
     "Compute",
+    "Interval",
     "Job",
+    "Overheads",
+    "PeriodicProfile",
     "Profile",
     "Round",
+    "Sites",
     "break_even",
     "break_even_bandwidth",
     "break_even_of",
     "ddp_buckets",
+    "periodic_profile",
     "profile",
     "profile_of",
     "profiles",
@@ -73,8 +88,11 @@ def profile_of(
     host: Host = "ddp",
     overlap: bool = True,
     bucket_bytes: int | None = None,
-) -> Profile:
-    """Like `profile`, measured once and cached."""
+) -> Profile | PeriodicProfile:
+    """Like `profile`, or `periodic_profile` for a method that averages parameters; measured once and cached.
+
+    Without overlap only methods for gradients can be predicted.
+    """
     key = tuple((name, tuple(shape)) for name, shape in shapes.items())
     return _remembered(method, key, workers, host, overlap, bucket_bytes)
 
@@ -87,8 +105,10 @@ def _remembered(
     host: Host,
     overlap: bool,
     bucket_bytes: int | None,
-) -> Profile:
-    return profile(method, dict(shapes), workers, host=host, overlap=overlap, bucket_bytes=bucket_bytes)
+) -> Profile | PeriodicProfile:
+    if overlap:
+        return any_profile(method, dict(shapes), workers, host=host, bucket_bytes=bucket_bytes)
+    return profile(method, dict(shapes), workers, host=host, overlap=False, bucket_bytes=bucket_bytes)
 
 
 def step_seconds(
@@ -131,13 +151,14 @@ def speed_up(
 
 
 def break_even_of(
-    method: Profile,
-    dense: Profile,
+    method: Profile | PeriodicProfile,
+    dense: Profile | PeriodicProfile,
     compute: Compute | float = 0.0,
     *,
     latency: float = 50e-6,
     cores: float = math.inf,
     dense_compute: Compute | float | None = None,
+    overheads: Overheads = NOTHING,
 ) -> BreakEven:
     """The bandwidth at which two profiles take equally long, at this latency.
 
@@ -147,8 +168,8 @@ def break_even_of(
 
     def gain(bandwidth: float) -> float:
         link = Link(latency, bandwidth)
-        own = method.step_seconds(link, compute, cores=cores)
-        return dense.step_seconds(link, other, cores=cores) - own
+        own = method.step_seconds(link, compute, cores=cores, overheads=overheads)
+        return dense.step_seconds(link, other, cores=cores, overheads=overheads) - own
 
     if method.method == dense.method or gain(SLOWEST) <= 0:
         return BreakEven("never")

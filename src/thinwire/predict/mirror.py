@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +25,10 @@ from thinwire.net.rank_info import RankInfo
 # Up to this many bytes gathered blocks get memory of their own, as on a real network: reading a small block
 # from the cache again and again would make decoding look cheaper than it is.
 OWN_MEMORY = 2**26
-# Shorter payloads, such as flags, do not grow with the model.
-SMALL_BYTES = 256
+# Shorter sums, such as those of flags, do not grow with the model.
+SMALL_ENTRIES = 256
+# Nor do a frame's header and the table of its lengths, or a block that is shorter, such as a flag.
+FRAME_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Round:
     sent: int
     received: int
     hops: int
+    inside: bool = False
+    """Among the ranks of one host, with `hierarchical`."""
 
     @property
     def cost(self) -> Cost:
@@ -61,35 +66,51 @@ class Job:
     def work(self) -> float:
         return sum(each.work for each in self.rounds) + self.closing + self.finish
 
+    def scaled(self, factor: float) -> Job:
+        """The same operations with all work `factor` times as long."""
+        rounds = tuple(replace(each, work=each.work * factor) for each in self.rounds)
+        return replace(self, rounds=rounds, closing=self.closing * factor, finish=self.finish * factor)
 
-def _round(op: Operation, work: float, rank_info: RankInfo) -> Round:
+
+def _round(op: Operation, work: float, rank_info: RankInfo, *, inside: bool = False) -> Round:
     cost, length = cost_on_gloo(op, rank_info)
-    return Round(op.name, work, length, cost.sent, cost.received, cost.hops)
+    return Round(op.name, work, length, cost.sent, cost.received, cost.hops, inside)
 
 
-def grown(job: Job, operations: Sequence[Operation], factor: float, rank_info: RankInfo) -> Job:
-    """The same job, of these operations, for `factor` times as many entries."""
+class Recorded(NamedTuple):
+    """An operation without its data, and the ranks that took part in it."""
+
+    op: Operation
+    rank_info: RankInfo
+    inside: bool
+
+
+def grown(job: Job, operations: Sequence[Recorded], factor: float, *, work: bool = True) -> Job:
+    """The same job, of these operations, for `factor` times as many entries, and with as much `work`."""
     if factor == 1.0:
         return job
+    longer = factor if work else 1.0
     rounds = tuple(
-        _round(_grown(op, factor), factor * each.work, rank_info)
-        for op, each in zip(operations, job.rounds, strict=True)
+        _round(_grown(seen.op, factor), longer * each.work, seen.rank_info, inside=seen.inside)
+        for seen, each in zip(operations, job.rounds, strict=True)
     )
-    return replace(job, rounds=rounds, closing=factor * job.closing, finish=factor * job.finish)
+    return replace(job, rounds=rounds, closing=longer * job.closing, finish=longer * job.finish)
 
 
 def _grown(op: Operation, factor: float) -> Operation:
     """The operation without its data, `factor` times as long."""
 
     def length(count: int) -> int:
-        return count if count < SMALL_BYTES else round(factor * count)
+        return count if count <= FRAME_BYTES else FRAME_BYTES + round(factor * (count - FRAME_BYTES))
 
     def block(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(length(tensor.numel()), dtype=tensor.dtype, device="meta")
 
     match op:
         case frames.AllReduce():
-            return replace(op, tensor=block(op.tensor))
+            entries = op.tensor.numel()
+            entries = entries if entries < SMALL_ENTRIES else round(factor * entries)
+            return replace(op, tensor=torch.empty(entries, dtype=op.tensor.dtype, device="meta"))
         case frames.AllGather() | frames.Broadcast():
             return replace(op, block=block(op.block))
         case frames.AllToAll():
@@ -125,7 +146,7 @@ class Mirror:
         self.rank_info = rank_info
         self._sent: Blocks = {} if sent is None else sent
         self._broadcast: torch.Tensor | None = None
-        self.operations: dict[int, list[Operation]] = {}
+        self.operations: dict[int, list[Recorded]] = {}
         """By program: the operations of its last run, without their data."""
 
     def run(self, program: Program, number: int = 0, *, to_the_end: bool = True) -> Job:
@@ -133,7 +154,6 @@ class Mirror:
         rounds: list[Round] = []
         self.operations[number] = []
         closing, commits = 0.0, False
-        before = 0.0  # the work before operations inside a host, which take no time here
         answer: object = None
         try:
             while True:
@@ -141,10 +161,9 @@ class Mirror:
                 try:
                     request = program.send(answer)
                 except StopIteration:
-                    rest = before + time.perf_counter() - began
+                    rest = time.perf_counter() - began
                     return Job(tuple(rounds), closing if commits else rest, commits, rest if commits else 0.0)
-                work = before + time.perf_counter() - began
-                before = 0.0
+                work = time.perf_counter() - began
                 if isinstance(request, frames.Commit):
                     if not to_the_end:
                         return Job(tuple(rounds), work, True, 0.0)
@@ -154,11 +173,10 @@ class Mirror:
                 op = request.op if some else request
                 ranks = request.ranks if some else range(self.rank_info.size)
                 answer = self._answer(op, (number, len(rounds)), ranks)
-                if some and request.inside:
-                    before = work
-                    continue
-                rounds.append(_round(op, work, RankInfo(ranks.index(self.rank_info.rank), len(ranks))))
-                self.operations[number].append(_grown(op, 1.0))
+                inside = some and request.inside
+                own = RankInfo(ranks.index(self.rank_info.rank), len(ranks))
+                rounds.append(_round(op, work, own, inside=inside))
+                self.operations[number].append(Recorded(_grown(op, 1.0), own, inside))
         finally:
             program.close()
 

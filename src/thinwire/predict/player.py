@@ -10,23 +10,31 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from thinwire.core.channel import Program
 from thinwire.core.layout import Slot
 from thinwire.core.routing import View, plan
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, PayloadError
 from thinwire.methods.registry import parse_exchange
-from thinwire.net.frames import Operation
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict.buckets import Shapes, ddp_buckets
-from thinwire.predict.mirror import Blocks, ElsewhereError, Job, Mirror, UnknownBlockError, grown
+from thinwire.predict.mirror import (
+    Blocks,
+    ElsewhereError,
+    Job,
+    Mirror,
+    Recorded,
+    UnknownBlockError,
+    grown,
+)
 from thinwire.predict.timeline import Driver
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.preparation import prepare_for
@@ -62,15 +70,31 @@ class Sample:
     jobs: list[tuple[int, float]]
 
 
+class Play(NamedTuple):
+    """What `Player.play` found.
+
+    Attributes:
+        steps: the jobs of a step; of two, if they differ.
+        quiet: the jobs of a step in which no rank has anything new to send, for methods that skip then.
+        reconcile_every: after how many steps replicas are averaged.
+        spread: the median measured turn in terms of the shortest.
+    """
+
+    steps: tuple[tuple[Job, ...], ...]
+    quiet: tuple[Job, ...] | None
+    reconcile_every: int | None
+    spread: float
+
+
 @dataclass(frozen=True)
 class _Played:
     session: Session
     jobs: tuple[Job, ...]
-    operations: Mapping[int, Sequence[Operation]]
+    spread: float
+    operations: Mapping[int, Sequence[Recorded]]
 
-    def jobs_of(self, sample: Sample) -> tuple[Job, ...]:
-        rank_info = self.session.engine.exchange_ranks
-        return tuple(grown(self.jobs[i], self.operations[i], factor, rank_info) for i, factor in sample.jobs)
+    def jobs_of(self, sample: Sample, *, work: bool = True) -> tuple[Job, ...]:
+        return tuple(grown(self.jobs[i], self.operations[i], n, work=work) for i, n in sample.jobs)
 
 
 class Player:
@@ -113,6 +137,7 @@ class Player:
         prepare_for(session.engine.exchanges, loud=False)
         self._router = session.engine.router
         self.whole = traits.scope == "model"
+        self._may_skip = traits.optimizer == "plain SGD"
         self.buckets = buckets
         self._steps: list[int] | None = [STEPS[0]] if traits.payload == "fixed" else None
         if self.whole:
@@ -171,22 +196,27 @@ class Player:
     def _session(self, rank_info: RankInfo) -> Session:
         """Any numbers will do as parameters, and all of them may share their memory: nobody changes them."""
         longest = max((self._entries([name]) for name in self.shapes), default=0)
-        values = _noise(longest)
+        values = noise(longest)
         parameters = [(n, values[: math.prod(shape)].view(shape)) for n, shape in self.shapes.items()]
         return Session(parameters, self.exchange, rank_info=rank_info, dense_below=self.dense_below)
 
-    def play(self, workers: int, repeats: int) -> tuple[tuple[tuple[Job, ...], ...], int | None]:
-        """The jobs of a step (of two, if they differ), and after how many steps replicas are averaged.
+    def play(self, workers: int, repeats: int, entries: int | None = None, *, grow_work: bool = True) -> Play:
+        """Play a step among so many workers.
 
-        Without repeats the step is played once, and the work after its commit is not done.
+        Without repeats the step is played once, and the work after its commit is not done. `entries` is
+        about how many are played of what is larger and can stand for the rest. Without `grow_work` the work
+        is that of the part that is played.
         """
-        sample = self._sample(WHOLE_SAMPLE if self.whole else SAMPLE)
-        with _one_thread_if_busy():
+        sample = self._sample(entries or (WHOLE_SAMPLE if self.whole else SAMPLE))
+        with one_thread_if_busy():
             found = [
                 self._as_leader(sample, workers, each, repeats) for each in self._different_steps(workers)
             ]
-        steps = tuple(each.jobs_of(sample) for each in found)
-        return steps, found[0].session.reconcile_every
+            quiet = None
+            if self._may_skip and repeats:
+                quiet = self._as_leader(sample, workers, STEPS[0], 1, still=True).jobs_of(sample)
+        steps = tuple(each.jobs_of(sample, work=grow_work) for each in found)
+        return Play(steps, quiet, found[0].session.reconcile_every, max(played.spread for played in found))
 
     def _different_steps(self, workers: int) -> list[int]:
         """Two steps if a method alternates, otherwise one.
@@ -199,27 +229,39 @@ class Player:
             self._steps = [STEPS[0]] if _alike(first, second) else list(STEPS)
         return self._steps
 
-    def _as_leader(self, sample: Sample, workers: int, step: int, repeats: int) -> _Played:
-        """Play rank 0, or the rank whose broadcast the others wait for."""
+    def _as_leader(
+        self, sample: Sample, workers: int, step: int, repeats: int, *, still: bool = False
+    ) -> _Played:
+        """Play rank 0, or the rank whose broadcast the others wait for.
+
+        If a method cuts what it has computed from a tensor into a range per rank, the last range may be
+        shorter than that of rank 0, which cannot stand for it then: the last rank can stand for all.
+        """
         rank, sent = 0, Blocks()
         for _ in range(4):
             try:
-                return self._played(sample, RankInfo(rank, workers), step, sent, repeats)
+                return self._played(sample, RankInfo(rank, workers), step, sent, repeats, still)
             except ElsewhereError as elsewhere:
                 rank = elsewhere.src
+            except PayloadError:
+                if rank:
+                    raise
+                rank, sent = workers - 1, Blocks()
             except UnknownBlockError as unknown:
                 with contextlib.suppress(ElsewhereError, UnknownBlockError):
-                    self._played(sample, RankInfo(unknown.src, workers), step, sent, 0)
+                    self._played(sample, RankInfo(unknown.src, workers), step, sent, 0, still)
         raise AssertionError(f"{self.exchange}: every rank waits for what another one sends")
 
-    def _played(self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int) -> _Played:
+    def _played(
+        self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int, still: bool
+    ) -> _Played:
         session = self._session(rank_info)
         session.engine.step = step
         session.engine.confirms = False  # one step in 64 does, and it is not the step to predict
         mirror = Mirror(rank_info, sent)
 
         def turn(number: int) -> tuple[Job, ...]:
-            programs = enumerate(self._programs(session, sample, number))
+            programs = enumerate(self._programs(session, sample, 0 if still else number))
             return tuple(mirror.run(each, place, to_the_end=repeats > 0) for place, each in programs)
 
         turns = [turn(0)]
@@ -231,7 +273,9 @@ class Player:
         measured = turns[1:] or turns  # the first turn makes states and workspaces
         # Other work on this machine makes a turn longer, never shorter: the shortest counts.
         jobs = tuple(min(same, key=lambda job: job.work) for same in zip(*measured, strict=True))
-        return _Played(session, jobs, mirror.operations)
+        totals = [sum(job.work for job in turn) for turn in measured]
+        spread = statistics.median(totals) / min(totals) if repeats and min(totals) > 0 else 1.0
+        return _Played(session, jobs, spread, mirror.operations)
 
     def _programs(self, session: Session, sample: Sample, turn: int) -> Generator[Program, None, None]:
         """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
@@ -265,7 +309,7 @@ class Player:
     def _buffer(self, bucket: Sequence[str]) -> torch.Tensor:
         given = self.gradients
         if given is None:
-            return _noise(self._entries(bucket))
+            return noise(self._entries(bucket))
         return torch.cat([given[name].detach().float().reshape(-1) for name in bucket])
 
     def reconciliation(self, workers: int) -> Job:
@@ -276,7 +320,7 @@ class Player:
 
 
 @contextlib.contextmanager
-def _one_thread_if_busy() -> Generator[None, None, None]:
+def one_thread_if_busy() -> Generator[None, None, None]:
     """On a busy machine threads mostly wait for each other: one thread alone is closer to the real work."""
     threads = torch.get_num_threads()
     busy = threads > 1 and os.getloadavg()[0] > (os.cpu_count() or 1)
@@ -294,7 +338,7 @@ def _random_numbers() -> torch.Tensor:
     return torch.randn(NOISE, generator=torch.Generator().manual_seed(0))
 
 
-def _noise(entries: int) -> torch.Tensor:
+def noise(entries: int) -> torch.Tensor:
     """This many normally distributed numbers, always the same; they must not be changed."""
     if entries <= NOISE:
         return _random_numbers()[:entries]

@@ -5,28 +5,186 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
 
+from thinwire.averaging.base import Schedule
 from thinwire.errors import ConfigError
+from thinwire.methods.registry import parse
 from thinwire.net.costs import Link
+from thinwire.predict import many
 from thinwire.predict.buckets import Shapes
 from thinwire.predict.mirror import Job, Round
-from thinwire.predict.player import Host, Player
-from thinwire.predict.timeline import Compute, Driver, step_seconds, transfer_seconds
+from thinwire.predict.player import Host, Play, Player
+from thinwire.predict.stragglers import slowest
+from thinwire.predict.sync_rounds import play_sync_round
+from thinwire.predict.timeline import (
+    NOTHING,
+    Compute,
+    Cycle,
+    Driver,
+    Overheads,
+    Sites,
+    cycle_seconds,
+    step_seconds,
+    transfer_seconds,
+)
 
-# With more workers than this the decoding is not run, but extrapolated from these two.
+# With more workers than this the decoding is not run, but extrapolated from these two, with a part of the
+# model: a rank has so much to decode there.
 MEASURED_WORKERS = (16, 64)
-# Only the work before or after these can grow with the number of workers: pieces for all, blocks of all.
-GROWING = ("all_gather", "all_to_all")
+MEASURED_ENTRIES = 2**19
+# And with more than this, operations are extrapolated from these two, with a smaller part.
+PLAYED_WORKERS = (128, 512)
+PLAYED_ENTRIES = 2**18
+
+
+class Interval(NamedTuple):
+    """A prediction: what is expected, and the range it should be in."""
+
+    low: float
+    seconds: float
+    high: float
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfileBase(ABC):
+    """One method on one model with this many workers."""
+
+    method: str
+    workers: int
+
+    @abstractmethod
+    def often(self) -> list[tuple[Round, float]]:
+        """Every operation, and how often per step it happens."""
+
+    @property
+    @abstractmethod
+    def compression_seconds(self) -> float:
+        """A rank's own work in a step: coding, and decoding the payloads of all ranks."""
+
+    @property
+    @abstractmethod
+    def steps_between_waits(self) -> int:
+        """After how many steps all workers wait for the slowest one."""
+
+    @abstractmethod
+    def seconds_at(self, sites: Sites, compute: Compute, cores: float) -> float:
+        """How long a training step takes on these links, overlapped as the driver does it."""
+
+    @abstractmethod
+    def slower(self) -> ProfileBase:
+        """The same with the work as long as it usually is, not as the shortest measured one."""
+
+    @abstractmethod
+    def quieter(self) -> ProfileBase:
+        """The same with as little to send as the method ever has."""
+
+    def _outside(self) -> list[tuple[Round, float]]:
+        return [(each, often) for each, often in self.often() if not each.inside]
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes per step that the busiest rank sends to other hosts."""
+        return sum(r.sent * often for r, often in self._outside())
+
+    @property
+    def received_bytes(self) -> float:
+        return sum(r.received * often for r, often in self._outside())
+
+    @property
+    def payload_bytes(self) -> float:
+        """The payload of a rank per step, frames included."""
+        return sum(r.payload * often for r, often in self._outside())
+
+    @property
+    def inside_bytes(self) -> float:
+        """Bytes per step that the busiest rank sends inside its host."""
+        return sum(r.sent * often for r, often in self.often() if r.inside)
+
+    @property
+    def rounds(self) -> float:
+        return sum(often for _, often in self._outside())
+
+    @property
+    def hops(self) -> float:
+        """Messages that wait for each other."""
+        return sum(r.hops * often for r, often in self._outside())
+
+    def link_seconds(self, link: Link) -> float:
+        """All operations one after the other, nothing overlapped."""
+        return sum((r.hops * link.latency + transfer_seconds(r, link)) * o for r, o in self._outside())
+
+    def step_seconds(
+        self,
+        where: Link | Sites,
+        compute: Compute | float = 0.0,
+        *,
+        cores: float = math.inf,
+        overheads: Overheads = NOTHING,
+    ) -> float:
+        """How long a training step takes on this link.
+
+        Args:
+            where: the link of every worker, or all links with what operations cost besides.
+            compute: seconds of a step without communication, or its parts.
+            cores: the number of threads of a worker that run at full speed at the same time.
+            overheads: what operations cost besides the link; for a link only.
+        """
+        sites = Sites(where, overheads) if isinstance(where, Link) else where
+        return self.seconds_at(sites, _parts(compute), cores)
+
+    def interval(
+        self,
+        where: Link | Sites,
+        compute: Compute | float = 0.0,
+        *,
+        cores: float = math.inf,
+        overheads: Overheads = NOTHING,
+        deviation: float = 0.0,
+    ) -> Interval:
+        """The prediction, and a range around it.
+
+        At least: operations never wait for a core, and a lazy method sends nothing. At most: work takes as
+        long as its median turn did, all operations wait for a core, and messages are as late as jitter
+        allows. With a `deviation` of the workers' step times (its share of the mean), all wait for the
+        slowest worker: see `stragglers`.
+        """
+        sites = Sites(where, overheads) if isinstance(where, Link) else where
+        parts = _parts(compute)
+        factors = slowest(self.workers, deviation, self.steps_between_waits)
+        seconds = self.seconds_at(sites, parts.times(factors.usual), cores)
+        low = self.quieter().seconds_at(_at_best(sites), parts.times(factors.low), cores)
+        high = self.slower().seconds_at(_at_worst(sites), parts.times(factors.high), cores)
+        return Interval(min(low, seconds), seconds, max(high, seconds))
+
+
+def _parts(compute: Compute | float) -> Compute:
+    return Compute.of(compute) if isinstance(compute, int | float) else compute
+
+
+def _at_best(sites: Sites) -> Sites:
+    over = sites.overheads
+    return Sites(sites.link, Overheads(over.operation, byte=over.byte), sites.inside, sites.workers)
+
+
+def _at_worst(sites: Sites) -> Sites:
+    over = sites.overheads
+    waits = Overheads(over.operation + over.busy_operation, 0.0, 0.0, over.byte)
+
+    def late(link: Link) -> Link:
+        return Link(link.latency + link.jitter + over.busy_hop, link.bandwidth, link.down)
+
+    return Sites(late(sites.link), waits, None if sites.inside is None else late(sites.inside))
+
+
+@dataclass(frozen=True)
+class Profile(ProfileBase):
     """One method on one model with this many workers.
 
     Attributes:
@@ -35,46 +193,24 @@ class Profile:
         reconciliation: the mean of drifting replicas, every `reconcile_every` steps.
         data_dependent: whether the bytes depend on the gradients; these are for the ones given, normally
             distributed ones by default.
+        quiet: the jobs of a step in which a lazy method has nothing new to send.
+        spread: the median measured work in terms of the shortest, which is in the jobs.
     """
 
-    method: str
-    workers: int
     steps: tuple[tuple[Job, ...], ...]
     shares: tuple[float, ...]
     driver: Driver
     reconciliation: Job | None = None
     reconcile_every: int | None = None
     data_dependent: bool = False
+    quiet: tuple[Job, ...] | None = None
+    spread: float = 1.0
 
-    def _rounds(self) -> list[tuple[Round, float]]:
-        """Every operation, and how often per step it happens."""
+    def often(self) -> list[tuple[Round, float]]:
         found = [(r, 1 / len(self.steps)) for jobs in self.steps for job in jobs for r in job.rounds]
         if self.reconciliation is not None and self.reconcile_every is not None:
             found += [(r, 1 / self.reconcile_every) for r in self.reconciliation.rounds]
         return found
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes per step that the busiest rank sends."""
-        return sum(r.sent * often for r, often in self._rounds())
-
-    @property
-    def received_bytes(self) -> float:
-        return sum(r.received * often for r, often in self._rounds())
-
-    @property
-    def payload_bytes(self) -> float:
-        """The payload of a rank per step, frames included."""
-        return sum(r.payload * often for r, often in self._rounds())
-
-    @property
-    def rounds(self) -> float:
-        return sum(often for _, often in self._rounds())
-
-    @property
-    def hops(self) -> float:
-        """Messages that wait for each other."""
-        return sum(r.hops * often for r, often in self._rounds())
 
     @property
     def compression_seconds(self) -> float:
@@ -84,20 +220,30 @@ class Profile:
             total += self.reconciliation.work / self.reconcile_every
         return total
 
-    def link_seconds(self, link: Link) -> float:
-        """All operations one after the other, nothing overlapped."""
-        return sum((r.hops * link.latency + transfer_seconds(r, link)) * o for r, o in self._rounds())
+    @property
+    def steps_between_waits(self) -> int:
+        return 1
 
-    def step_seconds(self, link: Link, compute: Compute | float = 0.0, *, cores: float = math.inf) -> float:
-        """How long a training step takes on this link, overlapped as the driver does it."""
-        compute = Compute.of(compute) if isinstance(compute, int | float) else compute
-        each = [step_seconds(j, self.shares, compute, link, self.driver, cores) for j in self.steps]
+    def seconds_at(self, sites: Sites, compute: Compute, cores: float) -> float:
+        each = [step_seconds(j, self.shares, compute, sites, self.driver, cores) for j in self.steps]
         total = statistics.fmean(each)
         if self.reconciliation is not None and self.reconcile_every is not None:
             alone = Compute(0.0, 0.0)
-            extra = step_seconds((self.reconciliation,), (1.0,), alone, link, "blocking", cores)
+            extra = step_seconds((self.reconciliation,), (1.0,), alone, sites, "blocking", cores)
             total += extra / self.reconcile_every
         return total
+
+    def slower(self) -> Profile:
+        return self.scaled(self.spread)
+
+    def quieter(self) -> Profile:
+        return self if self.quiet is None else _replaced(self, steps=(self.quiet,))
+
+    def scaled(self, factor: float) -> Profile:
+        """The same operations with all work `factor` times as long."""
+        steps = tuple(tuple(one.scaled(factor) for one in jobs) for jobs in self.steps)
+        apart = self.reconciliation
+        return _replaced(self, steps=steps, reconciliation=None if apart is None else apart.scaled(factor))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -110,7 +256,66 @@ class Profile:
         made["shares"] = tuple(record["shares"])
         if record["reconciliation"] is not None:
             made["reconciliation"] = _job(record["reconciliation"])
+        if record["quiet"] is not None:
+            made["quiet"] = tuple(_job(job) for job in record["quiet"])
         return Profile(**made)
+
+
+def _replaced(profile: Profile, **changes: Any) -> Profile:
+    fields = {name: getattr(profile, name) for name in profile.__dataclass_fields__}
+    return Profile(**{**fields, **changes})
+
+
+@dataclass(frozen=True)
+class PeriodicProfile(ProfileBase):
+    """A method that averages parameters from time to time.
+
+    Attributes:
+        cycle: when sync rounds begin, and when their results are applied.
+        job: one sync round.
+        before: seconds to begin it.
+        after: seconds to apply a result that comes later.
+        spread: as for `Profile`.
+    """
+
+    cycle: Cycle
+    job: Job
+    before: float
+    after: float
+    data_dependent: bool = False
+    spread: float = 1.0
+
+    @property
+    def _per_step(self) -> float:
+        return self.cycle.fragments / self.cycle.period
+
+    def often(self) -> list[tuple[Round, float]]:
+        return [(each, self._per_step) for each in self.job.rounds]
+
+    @property
+    def compression_seconds(self) -> float:
+        """A rank's own work per step, on average."""
+        return self._per_step * (self.before + self.job.work + self.after)
+
+    @property
+    def steps_between_waits(self) -> int:
+        return max(1, self.cycle.period // self.cycle.fragments)
+
+    def seconds_at(self, sites: Sites, compute: Compute, cores: float) -> float:
+        return cycle_seconds(self.cycle, self.job, self.before, self.after, compute, sites, cores)
+
+    def slower(self) -> PeriodicProfile:
+        return self.scaled(self.spread)
+
+    def scaled(self, factor: float) -> PeriodicProfile:
+        """The same operations with all work `factor` times as long."""
+        job, before, after = self.job.scaled(factor), factor * self.before, factor * self.after
+        return PeriodicProfile(
+            self.method, self.workers, self.cycle, job, before, after, self.data_dependent, self.spread
+        )
+
+    def quieter(self) -> PeriodicProfile:
+        return self
 
 
 def _job(record: Mapping[str, Any]) -> Job:
@@ -134,9 +339,10 @@ def profile(
     """Run the method's own code for one worker among `workers`, and note operations and work.
 
     Args:
-        method: a method string.
+        method: a method string, of a method for gradients.
         shapes: of the parameters, in the model's order.
-        workers: from 1 to thousands; above 64 the work is extrapolated from 16 and 64.
+        workers: from 1 to millions. Above 64 the work is extrapolated from 16 and 64, above 512 the
+            operations are from 128 and 512.
         host: "ddp" (buckets, during the backward pass) or "average" (`Session.average`, after it).
         overlap, dense_below: as for `attach`.
         gradients: for methods whose bytes depend on the data; normally distributed ones otherwise.
@@ -158,13 +364,65 @@ def profile(
         return _profile(player, workers, repeats)
 
 
-def profiles(method: str, shapes: Shapes, counts: Sequence[int]) -> dict[int, Profile]:
-    """Like `profile` under DDP for several numbers of workers, from one step each: quick, with rough times.
+def periodic_profile(
+    method: str, shapes: Shapes, workers: int, *, dense_below: int = 1024, repeats: int = 3
+) -> PeriodicProfile:
+    """The same for a method that averages parameters: one sync round."""
+    schedule = parse(method)
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"{schedule.name} averages gradients: profile() is for it")
+    if workers < 1:
+        raise ConfigError(f"a group has one worker or more, not {workers}")
+
+    def played(count: int, times: int, most: int | None = None, grow_work: bool = True) -> PeriodicProfile:
+        found = play_sync_round(
+            schedule,
+            shapes,
+            count,
+            dense_below=dense_below,
+            repeats=times,
+            most=most,
+            grow_work=grow_work,
+        )
+        cycle = Cycle(schedule.period, schedule.fragment_count, schedule.delay)
+        job, before, after, dependent, spread = found
+        return PeriodicProfile(str(schedule), count, cycle, job, before, after, dependent, spread)
+
+    with _without_notices():
+        local = _local(schedule.inner)
+        if workers <= local * MEASURED_WORKERS[-1]:
+            return played(workers, repeats)
+        few, more = (played(local * count, min(repeats, 2), MEASURED_ENTRIES) for count in MEASURED_WORKERS)
+        far = None
+        if not many.only_gathers(few.job, more.job):
+            counts = _played_for(workers, local)
+            far = [(count, played(count, 0, PLAYED_ENTRIES, grow_work=False).job) for count in counts]
+        measured = [(each.workers, each.job) for each in (few, more)]
+        job = many.job_for(workers, measured, far, local)
+        return PeriodicProfile(
+            few.method, workers, few.cycle, job, more.before, more.after, few.data_dependent, more.spread
+        )
+
+
+def any_profile(
+    method: str, shapes: Shapes, workers: int, *, host: Host = "ddp", bucket_bytes: int | None = None
+) -> Profile | PeriodicProfile:
+    """`profile` or `periodic_profile`, as the method needs."""
+    if isinstance(parse(method), Schedule):
+        return periodic_profile(method, shapes, workers)
+    return profile(method, shapes, workers, host=host, bucket_bytes=bucket_bytes)
+
+
+def profiles(method: str, shapes: Shapes, counts: Sequence[int]) -> dict[int, Profile | PeriodicProfile]:
+    """Like `any_profile` under DDP for several numbers of workers, from one step each: quick, rough times.
 
     The work of that step tells how it is shared out between the rounds, and how it grows with the workers.
     """
     if min(counts, default=1) < 1:
         raise ConfigError(f"a group has one worker or more, not {min(counts)}")
+    schedule = parse(method)
+    if isinstance(schedule, Schedule):
+        return {count: periodic_profile(method, shapes, count, repeats=1) for count in counts}
     with _without_notices():
         player = Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None)
         return {count: _played(player, count, 0) for count in counts}
@@ -181,53 +439,64 @@ def _without_notices() -> Generator[None, None, None]:
         log.disabled = before
 
 
+def _played_for(workers: int, local: int) -> tuple[int, int]:
+    fewer, more = (local * count for count in PLAYED_WORKERS)
+    return (workers // 4, workers) if workers <= more else (fewer, more)
+
+
+def _local(exchange: object) -> int:
+    """The ranks per host of a method with two levels, otherwise 1."""
+    return cast(int, getattr(exchange, "local", None) or 1)
+
+
 def _profile(player: Player, workers: int, repeats: int) -> Profile:
-    if workers <= MEASURED_WORKERS[-1]:
+    local = _local(player.exchange)
+    if workers <= local * MEASURED_WORKERS[-1]:
         return _played(player, workers, repeats)
-    few, many = (_played(player, count, repeats) for count in MEASURED_WORKERS)
-    only_rounds = _played(player, workers, 0)
-    if _kinds(few) == _kinds(many) == _kinds(only_rounds):
-        return _extrapolated(few, many, only_rounds)
-    return _played(player, workers, 1)
+    measured = [
+        (local * count, player.play(local * count, min(repeats, 2), MEASURED_ENTRIES))
+        for count in MEASURED_WORKERS
+    ]
+    few, more = (play.steps for _, play in measured)
+    pairs = [both for jobs in zip(few, more, strict=True) for both in zip(*jobs, strict=True)]
+    far: list[tuple[int, Play]] = []
+    if not all(many.only_gathers(*both) for both in pairs):
+        counts = _played_for(workers, local)
+        far = [(count, player.play(count, 0, PLAYED_ENTRIES, grow_work=False)) for count in counts]
+
+    def at(found: Sequence[tuple[int, Play]], turn: int, place: int) -> list[tuple[int, Job]]:
+        return [(count, play.steps[turn][place]) for count, play in found]
+
+    steps = tuple(
+        tuple(
+            many.job_for(workers, at(measured, turn, place), at(far, turn, place) or None, local)
+            for place in range(len(jobs))
+        )
+        for turn, jobs in enumerate(more)
+    )
+    last = measured[-1][1]
+    quiet = None
+    if last.quiet is not None:
+        known = [[(count, job) for job in play.quiet or ()] for count, play in measured]
+        quiet = tuple(many.job_for(workers, both, None, local) for both in zip(*known, strict=True))
+    return _made(player, workers, Play(steps, quiet, last.reconcile_every, last.spread))
 
 
 def _played(player: Player, workers: int, repeats: int) -> Profile:
-    steps, every = player.play(workers, repeats)
+    return _made(player, workers, player.play(workers, repeats))
+
+
+def _made(player: Player, workers: int, play: Play) -> Profile:
+    every = play.reconcile_every
     return Profile(
         str(player.exchange),
         workers,
-        steps,
+        play.steps,
         player.shares,
         player.driver,
         None if every is None else player.reconciliation(workers),
         every,
         player.data_dependent,
+        play.quiet,
+        play.spread,
     )
-
-
-def _kinds(found: Profile) -> list[list[list[str]]]:
-    return [[[r.operation for r in job.rounds] for job in jobs] for jobs in found.steps]
-
-
-def _extrapolated(few: Profile, many: Profile, asked: Profile) -> Profile:
-    """Work grows linearly with the number of workers, because a rank decodes the payloads of all of them."""
-    reach = (asked.workers - many.workers) / (many.workers - few.workers)
-
-    def on(a: float, b: float, grows: bool) -> float:
-        return b + max(0.0, b - a) * reach if grows else min(a, b)
-
-    def job(a: Job, b: Job, c: Job) -> Job:
-        rounds: list[Round] = []
-        grows = False
-        for x, y, z in zip(a.rounds, b.rounds, c.rounds, strict=True):
-            grows = grows or z.operation == "all_to_all"
-            rounds.append(replace(z, work=on(x.work, y.work, grows)))
-            grows = z.operation in GROWING
-        closing, finish = on(a.closing, b.closing, grows), on(a.finish, b.finish, grows)
-        return Job(tuple(rounds), closing, b.commits, finish)
-
-    steps = tuple(
-        tuple(job(*three) for three in zip(*jobs, strict=True))
-        for jobs in zip(few.steps, many.steps, asked.steps, strict=True)
-    )
-    return replace(asked, steps=steps)

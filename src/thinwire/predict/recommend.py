@@ -9,15 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from thinwire import predict
+from thinwire.averaging.base import Schedule
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.methods.registry import list_methods, parse, parse_exchange
+from thinwire.methods.hierarchical import Hierarchical
+from thinwire.methods.registry import list_methods, list_schedules, parse, parse_exchange
 from thinwire.net.costs import Link
 from thinwire.predict import language
 from thinwire.predict.buckets import Shapes
+from thinwire.predict.timeline import USUAL
 from thinwire.sessions.optimizer_checks import OptimizerKind, has_residual
 
 # A method is recommended if it came this close to dense in our own table, in points of accuracy.
@@ -27,17 +30,25 @@ WORTH_IT = 1.1
 # Of the methods within this factor of the fastest, the most accurate one is taken.
 ABOUT_AS_FAST = 1.15
 LAYER = (1024, 1024)
+# From so many workers on, layouts of two levels are predicted as well.
+MANY_WORKERS = 256
+# Between the groups of such a layout.
+OUTER = ("dense", "qsgd(bits=4)", "topk(ratio=0.01)", "powersgd(rank=4)")
+LONG_PERIOD = 64
 
 
 @dataclass(frozen=True)
 class Row:
     """The prediction for one method; seconds and bytes are per step and worker.
 
-    `kept_back` says why it is not recommended whatever its speed; None if it may be.
+    `kept_back` says why it is not recommended whatever its speed; None if it may be. The step should take
+    from `low` to `high` seconds.
     """
 
     method: str
     step_seconds: float
+    low: float
+    high: float
     speed_up: float
     break_even: predict.BreakEven
     sent_bytes: float
@@ -51,7 +62,8 @@ class Row:
 class Plan:
     """Rows by predicted step time, the recommended method and the reasons for it.
 
-    `failed` has the methods that could not be predicted, each with the reason.
+    `failed` has the methods that could not be predicted, each with the reason; `cores` is None without a
+    limit.
     """
 
     rows: tuple[Row, ...]
@@ -62,6 +74,9 @@ class Plan:
     link: Link
     compute: float
     failed: dict[str, str] = field(default_factory=dict[str, str])
+    cores: float | None = None
+    deviation: float = 0.0
+    overheads: predict.Overheads = USUAL
 
     def row(self, method: str) -> Row:
         return next(row for row in self.rows if row.method == method)
@@ -72,6 +87,7 @@ class Plan:
             "latency": self.link.latency,
             "up": _finite(self.link.up_bandwidth),
             "down": _finite(self.link.down_bandwidth),
+            "jitter": self.link.jitter,
         }
         return record
 
@@ -80,20 +96,60 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def candidates(optimizer: OptimizerKind = "plain SGD") -> list[str]:
+Replicas = Literal["any", "equal"]
+"""Whether replicas may differ between sync rounds."""
+
+
+def candidates(
+    optimizer: OptimizerKind = "plain SGD", *, replicas: Replicas = "any", workers: int = 2
+) -> list[str]:
     """Every method at its defaults, but for those that consist of other methods.
 
-    For an adaptive optimizer also what our table of a transformer recommends, such as `adam`.
+    For an adaptive optimizer also what our table of a transformer recommends, such as `adam`. If replicas may
+    differ between sync rounds, also methods that average parameters. For very many workers also layouts of
+    two levels.
     """
     methods = [cls() for cls in list_methods().values()]
     found = [str(method) for method in methods if not _made_of_others(method)]
-    return list(dict.fromkeys([*found, *(measured_exchanges() if optimizer == "adaptive" else ())]))
+    if replicas == "any":
+        found += [str(cls()) for cls in list_schedules().values()]
+    if optimizer == "adaptive":
+        found += [text for text in measured_methods() if replicas == "any" or is_exchange(text)]
+    if workers >= MANY_WORKERS:
+        found += two_level_layouts(workers, replicas)
+    return list(dict.fromkeys(found))
+
+
+def two_level_layouts(workers: int, replicas: Replicas = "any") -> list[str]:
+    """Groups of about the root of the number of workers, with one leader each, and smaller ones."""
+    root = 2 ** round(math.log2(workers) / 2)
+    found: list[str] = []
+    for local in sorted({root, max(2, root // 8)}):
+        for outer in OUTER:
+            both = f"hierarchical(outer={outer}, inner=fp16, local={local})"
+            found.append(both)
+            if replicas == "any":
+                found.append(f"periodic(every={LONG_PERIOD}, exchange={both})")
+    return [str(parse(text)) for text in found]
+
+
+def is_exchange(text: str) -> bool:
+    return isinstance(parse(text), Exchange)
+
+
+def measured_methods() -> list[str]:
+    """Methods that came close to dense with AdamW, on one level."""
+    found = {text: parse(text) for text in language.close()}
+    return [
+        text
+        for text, each in found.items()
+        if isinstance(each, Schedule) or (isinstance(each, Exchange) and not each.traits.two_levels)
+    ]
 
 
 def measured_exchanges() -> list[str]:
-    """Methods for gradients or momenta that came close to dense with AdamW, on one level."""
-    found = {text: parse(text) for text in language.close()}
-    return [t for t, each in found.items() if isinstance(each, Exchange) and not each.traits.two_levels]
+    """Those of them that are for gradients or momenta."""
+    return [text for text in measured_methods() if is_exchange(text)]
 
 
 def _made_of_others(method: Exchange) -> bool:
@@ -111,6 +167,11 @@ def make_plan(
     progress: Callable[[str], None] | None = None,
     bucket_bytes: int | None = None,
     optimizer: OptimizerKind = "plain SGD",
+    replicas: Replicas = "any",
+    cores: float = math.inf,
+    overheads: predict.Overheads = USUAL,
+    inside: Link | None = None,
+    deviation: float = 0.0,
 ) -> Plan:
     """Predict every method (or those chosen, and dense) and recommend one.
 
@@ -126,23 +187,24 @@ def make_plan(
         progress: called with each method before it is measured.
         bucket_bytes: the limit of DDP's buckets, if it is not the default one.
         optimizer: its kind; some methods assume plain SGD, and residuals disturb an adaptive one.
+        replicas: "equal" leaves out methods whose replicas differ between sync rounds.
+        cores: the number of threads of a worker that run at full speed at the same time.
+        overheads: what operations cost besides the link; `probe.calibrate` measures it.
+        inside: the link inside a group of `hierarchical`; None: operations inside take no time.
+        deviation: the standard deviation of a worker's step time, as a share of its mean.
     """
     if workers < 2:
         raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
-    for text in chosen:
-        if text == "auto" or not isinstance(parse(text), Exchange):
-            what = "chooses by a plan itself" if text == "auto" else "averages parameters, not gradients"
-            raise ConfigError(f"a plan compares methods that average gradients: {text} {what}, leave it out")
-    asked = dict.fromkeys(["dense", *(str(parse_exchange(text)) for text in chosen or candidates(optimizer))])
-    profiles: dict[str, predict.Profile] = {}
+    if "auto" in chosen:
+        raise ConfigError("a plan compares methods: auto chooses by a plan itself, leave it out")
+    asked = [str(parse(text)) for text in chosen] or candidates(optimizer, replicas=replicas, workers=workers)
+    found: dict[str, predict.Profile | predict.PeriodicProfile] = {}
     failed: dict[str, str] = {}
-    for method in asked:
+    for method in dict.fromkeys(["dense", *asked]):
         if progress is not None:
             progress(method)
         try:
-            profiles[method] = predict.profile_of(
-                method, shapes, workers, host=host, bucket_bytes=bucket_bytes
-            )
+            found[method] = predict.profile_of(method, shapes, workers, host=host, bucket_bytes=bucket_bytes)
         except Exception as error:  # whatever it is: it must not cost the others their rows
             failed[method] = f"{type(error).__name__}: {error}"
             if method == "dense" and isinstance(error, ConfigError):
@@ -151,29 +213,49 @@ def make_plan(
                 raise ThinwireError(
                     f"no prediction for dense, and so for no method: {failed[method]}"
                 ) from error
-    dense = profiles["dense"]
-    dense_seconds = dense.step_seconds(link, compute)
+    sites = predict.Sites(link, overheads, inside, workers)
+    ranges = {
+        method: own.interval(sites, compute, cores=cores, deviation=deviation)
+        for method, own in found.items()
+    }
+    dense, dense_seconds = found["dense"], ranges["dense"].seconds
     rows: list[Row] = []
-    for method, own in profiles.items():
-        seconds = own.step_seconds(link, compute)
+    for method, own in found.items():
+        low, seconds, high = ranges[method]
         rows.append(
             Row(
                 method,
                 seconds,
+                low,
+                high,
                 dense_seconds / seconds if seconds else 1.0,
-                predict.break_even_of(own, dense, compute, latency=link.latency),
-                own.sent_bytes,
+                predict.break_even_of(
+                    own, dense, compute, latency=link.latency, cores=cores, overheads=overheads
+                ),
+                own.sent_bytes + (own.inside_bytes if inside is not None else 0.0),
                 own.received_bytes,
                 own.rounds,
                 own.compression_seconds,
-                kept_back(method, own, optimizer=optimizer),
+                kept_back(method, own, optimizer=optimizer, replicas=replicas),
             )
         )
     rows.sort(key=lambda row: row.step_seconds)
     recommended, reasons = recommend(rows, optimizer)
     total = compute if isinstance(compute, int | float) else compute.seconds
     entries = sum(math.prod(shape) for shape in shapes.values())
-    return Plan(tuple(rows), recommended, tuple(reasons), entries, workers, link, float(total), failed)
+    return Plan(
+        tuple(rows),
+        recommended,
+        tuple(reasons),
+        entries,
+        workers,
+        link,
+        float(total),
+        failed,
+        _finite(cores),
+        deviation,
+        overheads,
+    )
 
 
 # -- what may be recommended -------------------------------------------------------------------------------
@@ -188,10 +270,19 @@ def proven() -> dict[str, float]:
 
 
 def kept_back(
-    method: str, own: predict.Profile | None = None, *, optimizer: OptimizerKind = "plain SGD"
+    method: str,
+    own: predict.Profile | predict.PeriodicProfile | None = None,
+    *,
+    optimizer: OptimizerKind = "plain SGD",
+    replicas: Replicas = "any",
 ) -> str | None:
     """Why a method is not recommended, however fast it is."""
-    exchange = parse_exchange(method)
+    parsed = parse(method)
+    if isinstance(parsed, Schedule):
+        return _schedule_kept_back(parsed, optimizer, replicas)
+    exchange = parse_exchange(parsed)
+    if isinstance(exchange, Hierarchical):  # the mean of a group, to half precision or exactly, then `outer`
+        return kept_back(str(exchange.outer), own, optimizer=optimizer, replicas=replicas)
     traits = exchange.traits
     behind = proven().get(str(exchange))
     # A measurement with AdamW says more than a rule, and than digits with SGD.
@@ -214,6 +305,19 @@ def kept_back(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _schedule_kept_back(schedule: Schedule, optimizer: OptimizerKind, replicas: Replicas) -> str | None:
+    """A method that averages parameters must have been measured itself: its period decides how it trains."""
+    behind = proven().get(str(schedule))
+    nats = language.behind().get(str(schedule)) if optimizer == "adaptive" else None
+    reasons = {
+        "replicas differ between sync rounds": replicas == "equal",
+        "not in our table": behind is None and nats is None,
+        "behind dense with AdamW in our table": nats is not None and nats > language.CLOSE_ENOUGH,
+        "behind dense in our table": nats is None and behind is not None and behind < -CLOSE_ENOUGH,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
 def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tuple[str, list[str]]:
     """The fastest method that has proven itself, or dense if it is hardly slower.
 
@@ -227,7 +331,7 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
         able = measured
 
     def quality(row: Row) -> float:
-        return -nats[row.method] if row.method in nats else proven()[row.method]
+        return -nats[row.method] if row.method in nats else proven()[_between(row.method)]
 
     fastest = min(able, key=lambda row: row.step_seconds)
     close = [row for row in able if row.step_seconds <= ABOUT_AS_FAST * fastest.step_seconds]
@@ -245,14 +349,16 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
     differs = (
         f"in our table of a transformer with AdamW its loss differs from dense's by {nats[best.method]:+.3f}"
         if best.method in nats
-        else f"in our table its accuracy differs from dense's by {100 * proven()[best.method]:+.1f} points"
+        else "in our table its accuracy differs from dense's by "
+        f"{100 * proven()[_between(best.method)]:+.1f} points"
     )
+    equal = "all replicas stay equal" if is_exchange(best.method) else "replicas differ between sync rounds"
     reasons = [
-        f"a step takes {duration(best.step_seconds)} instead of {duration(dense.step_seconds)}: "
-        f"{best.speed_up:.1f} times faster",
+        f"a step takes {duration(best.step_seconds)} ({duration(best.low)} to {duration(best.high)}) instead "
+        f"of {duration(dense.step_seconds)}: {best.speed_up:.1f} times faster",
         f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
         f"in {best.rounds:.3g} {'operation' if best.rounds == 1 else 'operations'}",
-        f"all replicas stay equal; {differs}",
+        f"{equal}; {differs}",
     ]
     if best.break_even.bandwidth is not None:
         reasons.append(f"it is faster than dense on links below {rate(best.break_even.bandwidth)}")
@@ -262,6 +368,12 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
             f"{faster[0].method} would be faster, but it is not recommended: {faster[0].kept_back}"
         )
     return best.method, reasons
+
+
+def _between(method: str) -> str:
+    """The method between groups, of one with two levels; otherwise itself."""
+    parsed = parse(method)
+    return str(parsed.outer) if isinstance(parsed, Hierarchical) else method
 
 
 # -- words and numbers -------------------------------------------------------------------------------------
@@ -300,6 +412,15 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
             )
         shapes[f"parameter {number}"] = tuple(int(length) for length in part.split("x"))
     return shapes
+
+
+def described(shapes: Shapes) -> str:
+    """ "layers: 23 of 1024 x 1024, 1 of 930 x 930": the shapes of a model, in words."""
+    counted: dict[tuple[int, ...], int] = {}
+    for shape in shapes.values():
+        counted[tuple(shape)] = counted.get(tuple(shape), 0) + 1
+    said = [f"{count:,} of {' x '.join(map(str, shape))}" for shape, count in counted.items()]
+    return f"layers: {', '.join(said)}"
 
 
 def layers_of(parameters: int) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """The timeline of a step: threads that compute, lanes that compress, and the link they share.
 
-Nothing is measured here. Threads are generators of segments. Processor and link are shared evenly between
+Nothing is measured here. Threads are generators of segments. Processor and link are shared fairly between
 the threads that want them at the same time, and time advances to the next segment that ends.
 """
 
@@ -13,8 +13,11 @@ from typing import Literal
 
 from thinwire.net.costs import TCP_FRAMING, Link
 from thinwire.predict.mirror import Job, Round
+from thinwire.predict.stragglers import largest
 
 LANES = 2
+# Cycles of a periodic method: the first begins with nothing under way and does not count.
+CYCLES = 3
 Driver = Literal["lanes", "direct", "blocking"]
 Want = Literal["cpu", "link", "delay"]
 
@@ -36,11 +39,65 @@ class Compute:
     def seconds(self) -> float:
         return self.forward + self.backward + self.rest
 
+    def times(self, factor: float) -> Compute:
+        return Compute(factor * self.forward, factor * self.backward, factor * self.rest)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What an operation costs a worker besides the latency and the bytes of the link.
+
+    Attributes:
+        operation: seconds of an operation, besides its hops: calls, threads that wake each other.
+        busy_operation: further seconds while the worker computes beside it: it waits for a core.
+        busy_hop: the same for each hop.
+        byte: processor seconds per byte that is sent or received.
+    """
+
+    operation: float = 0.0
+    busy_operation: float = 0.0
+    busy_hop: float = 0.0
+    byte: float = 0.0
+
+    def times(self, factor: float) -> Overheads:
+        return Overheads(
+            factor * self.operation, factor * self.busy_operation, factor * self.busy_hop, factor * self.byte
+        )
+
+
+NOTHING = Overheads()
+USUAL = Overheads(operation=2e-4, busy_operation=5e-4, busy_hop=2e-4, byte=5e-10)
+"""For machines that were not measured: about what gloo takes between two Linux hosts with a core to spare."""
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Where operations run.
+
+    Attributes:
+        link: of every worker.
+        overheads: what operations cost besides.
+        inside: the link inside a host; without one, operations inside a host take no time.
+        workers: how many may get their messages late, if the link has jitter.
+    """
+
+    link: Link
+    overheads: Overheads = NOTHING
+    inside: Link | None = None
+    workers: int = 1
+
+    def of(self, each: Round) -> Link | None:
+        return self.inside if each.inside else self.link
+
 
 @dataclass
 class _Segment:
     want: Want
     amount: float
+    share: float = 1.0
+    """Of a core, while it runs at full speed."""
+    busy: float = 1.0
+    """How many times as long it takes while all cores are busy."""
 
 
 _Thread = Generator[_Segment | Callable[[], bool], None, None]
@@ -50,7 +107,7 @@ def step_seconds(
     jobs: Sequence[Job],
     shares: Sequence[float],
     compute: Compute,
-    link: Link,
+    where: Link | Sites,
     driver: Driver,
     cores: float = math.inf,
 ) -> float:
@@ -59,21 +116,105 @@ def step_seconds(
     Args:
         jobs: in the order of the buckets.
         shares: the part of the backward pass that ends with each job's gradients being ready.
+        where: the links, and what operations cost besides.
         driver: "lanes" (job i in lane i mod 2), "direct" (the hook does the work before the only operation),
             or "blocking" (one job after the other, after the backward pass, in its thread).
         cores: the number of threads of a worker that run at full speed at the same time.
     """
-    return _Step(jobs, shares, compute, link, driver).run(cores)
+    sites = Sites(where) if isinstance(where, Link) else where
+    return _Step(jobs, shares, compute, sites, driver).run(cores)
 
 
-class _Step:
+@dataclass(frozen=True)
+class Cycle:
+    """How a periodic method takes turns: `fragments` sync rounds in `period` steps, applied `delay` later."""
+
+    period: int
+    fragments: int
+    delay: int
+
+
+def cycle_seconds(
+    cycle: Cycle, job: Job, before: float, after: float, compute: Compute, sites: Sites, cores: float
+) -> float:
+    """Seconds per step of periodic averaging, once the first cycle is over.
+
+    Args:
+        cycle: when sync rounds begin and end.
+        job: one sync round; in a thread of its own if its result is applied later.
+        before: seconds of work to begin one.
+        after: seconds of work to apply a result.
+        compute: one step.
+        sites: the links.
+        cores: as for `step_seconds`.
+    """
+    return _Cycles(cycle, job, before, after, compute, sites).run_cycles(cores)
+
+
+class _Threads:
+    """Threads that share cores and a link, and a clock."""
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
+        self.clock = 0.0
+        self.threads: list[_Thread] = []
+
+    def operation(self, each: Round) -> _Thread:
+        """An operation: the wait for its messages, then its bytes."""
+        link, over = self.sites.of(each), self.sites.overheads
+        if link is None:
+            return
+        waits = over.operation + each.hops * link.latency + self._late(each.hops, link)
+        longer = over.busy_operation + each.hops * over.busy_hop
+        yield _Segment("delay", waits, busy=1 + longer / waits if waits else 1.0)
+        transfer, work = transfer_seconds(each, link), over.byte * (each.sent + each.received)
+        amount = max(transfer, work)
+        yield _Segment("link", amount, share=work / amount if amount else 0.0)
+
+    def _late(self, hops: int, link: Link) -> float:
+        """How much later than usual the last worker gets its last message: the sum of uniform delays."""
+        if not link.jitter or self.sites.workers < 2:
+            return 0.0
+        return link.jitter * min(hops, math.sqrt(hops / 3) * largest(self.sites.workers))
+
+    def run(self, cores: float) -> float:
+        doing: dict[int, _Segment] = {}
+        waiting: dict[int, Callable[[], bool]] = dict.fromkeys(range(len(self.threads)), _at_once)
+        while True:
+            self._wake(waiting, doing)
+            if not doing:
+                if waiting:
+                    raise AssertionError("the threads of a step wait for each other")
+                return self.clock
+            rates = _rates(doing, cores)
+            passed = min(segment.amount / rates[number] for number, segment in doing.items())
+            self.clock += passed
+            for number, segment in list(doing.items()):
+                segment.amount -= passed * rates[number]
+                if segment.amount <= 1e-12:
+                    del doing[number]
+                    waiting[number] = _at_once
+
+    def _wake(self, waiting: dict[int, Callable[[], bool]], doing: dict[int, _Segment]) -> None:
+        """Advance all threads that can run, until none can: one may wait for another."""
+        while ready := [number for number, condition in waiting.items() if condition()]:
+            for number in ready:
+                del waiting[number]
+                following = next(self.threads[number], None)
+                if isinstance(following, _Segment):
+                    doing[number] = following
+                elif following is not None:
+                    waiting[number] = following
+
+
+class _Step(_Threads):
     def __init__(
-        self, jobs: Sequence[Job], shares: Sequence[float], compute: Compute, link: Link, driver: Driver
+        self, jobs: Sequence[Job], shares: Sequence[float], compute: Compute, sites: Sites, driver: Driver
     ) -> None:
+        super().__init__(sites)
         self.jobs = jobs
         self.shares = shares
         self.compute = compute
-        self.link = link
         self.ready = [False] * len(jobs)
         self.communicated = [False] * len(jobs)
         self.done = [False] * len(jobs)
@@ -105,7 +246,7 @@ class _Step:
             yield lambda number=number: self.ready[number]
             for each in job.rounds:
                 yield _Segment("cpu", each.work)
-                yield from self._operation(each)
+                yield from self.operation(each)
             yield _Segment("cpu", job.closing)
             self.communicated[number] = True
             self.done[number] = not job.commits
@@ -118,43 +259,67 @@ class _Step:
     def _background(self, number: int) -> _Thread:
         yield lambda: self.ready[number]
         for each in self.jobs[number].rounds:
-            yield from self._operation(each)
+            yield from self.operation(each)
         yield _Segment("cpu", self.jobs[number].closing + self.jobs[number].finish)
         self.done[number] = self.communicated[number] = True
 
-    def _operation(self, each: Round) -> _Thread:
-        yield _Segment("delay", each.hops * self.link.latency)
-        yield _Segment("link", transfer_seconds(each, self.link))
 
-    def run(self, cores: float) -> float:
-        clock = 0.0
-        doing: dict[int, _Segment] = {}
-        waiting: dict[int, Callable[[], bool]] = dict.fromkeys(range(len(self.threads)), _at_once)
-        while True:
-            self._wake(waiting, doing)
-            if not doing:
-                if waiting:
-                    raise AssertionError("the threads of a step wait for each other")
-                return clock
-            rates = _rates(doing, cores)
-            passed = min(segment.amount / rates[number] for number, segment in doing.items())
-            clock += passed
-            for number, segment in list(doing.items()):
-                segment.amount -= passed * rates[number]
-                if segment.amount <= 1e-12:
-                    del doing[number]
-                    waiting[number] = _at_once
+class _Cycles(_Threads):
+    def __init__(
+        self, cycle: Cycle, job: Job, before: float, after: float, compute: Compute, sites: Sites
+    ) -> None:
+        super().__init__(sites)
+        self.cycle, self.job = cycle, job
+        self.before, self.after = before, after
+        self.compute = compute
+        self.begun = self.ended = 0
+        self.marks: list[float] = []
+        self.all_begun = CYCLES * cycle.fragments
+        self.threads = [self._main(), *([self._lane()] if cycle.delay else [])]
 
-    def _wake(self, waiting: dict[int, Callable[[], bool]], doing: dict[int, _Segment]) -> None:
-        """Advance all threads that can run, until none can: one may wait for another."""
-        while ready := [number for number, condition in waiting.items() if condition()]:
-            for number in ready:
-                del waiting[number]
-                following = next(self.threads[number], None)
-                if isinstance(following, _Segment):
-                    doing[number] = following
-                elif following is not None:
-                    waiting[number] = following
+    def run_cycles(self, cores: float) -> float:
+        self.run(cores)
+        return (self.marks[-1] - self.marks[0]) / (self.cycle.period * (CYCLES - 1))
+
+    def _events(self) -> list[tuple[int, int, int]]:
+        """(step, kind, number): results are applied before the next sync round begins, then a cycle ends."""
+        period, count, delay = self.cycle.period, self.cycle.fragments, self.cycle.delay
+        found: list[tuple[int, int, int]] = []
+        for turn in range(CYCLES):
+            for i in range(count):
+                step, number = turn * period + -(-(i + 1) * period // count), turn * count + i
+                found += [(step, 1, number), (step + delay, 0 if delay else 2, number)]
+            found.append(((turn + 1) * period, 3, turn))
+        return sorted(found)
+
+    def _main(self) -> _Thread:
+        at = 0
+        for step, kind, number in self._events():
+            if step > at:
+                yield _Segment("cpu", (step - at) * self.compute.seconds)
+                at = step
+            if kind == 1:
+                yield _Segment("cpu", self.before)
+                self.begun += 1
+                if not self.cycle.delay:
+                    yield from self._rounds()
+            elif kind == 3:
+                self.marks.append(self.clock)
+            else:
+                yield lambda number=number: self.ended > number
+                yield _Segment("cpu", self.after)
+
+    def _lane(self) -> _Thread:
+        for number in range(self.all_begun):
+            yield lambda number=number: self.begun > number
+            yield from self._rounds()
+
+    def _rounds(self) -> _Thread:
+        for each in self.job.rounds:
+            yield _Segment("cpu", each.work)
+            yield from self.operation(each)
+        yield _Segment("cpu", self.job.closing + self.job.finish)
+        self.ended += 1
 
 
 def transfer_seconds(each: Round, link: Link) -> float:
@@ -163,13 +328,35 @@ def transfer_seconds(each: Round, link: Link) -> float:
 
 
 def _rates(doing: dict[int, _Segment], cores: float) -> dict[int, float]:
-    wanting = {want: sum(s.want == want for s in doing.values()) for want in ("cpu", "link", "delay")}
-    rate = {
-        "cpu": min(1.0, cores / max(1, wanting["cpu"])),
-        "link": 1.0 / max(1, wanting["link"]),
-        "delay": 1.0,
+    """How fast each segment advances: cores are shared out fairly, the link evenly."""
+    on_link = max(1, sum(segment.want == "link" for segment in doing.values()))
+    asked = {
+        number: 1.0 if segment.want == "cpu" else segment.share / on_link
+        for number, segment in doing.items()
+        if segment.want != "delay"
     }
-    return {number: rate[segment.want] for number, segment in doing.items()}
+    given = _fair(asked, cores)
+    busy = sum(segment.want == "cpu" for segment in doing.values()) >= cores
+    rates: dict[int, float] = {}
+    for number, segment in doing.items():
+        if segment.want == "delay":
+            rates[number] = 1 / segment.busy if busy else 1.0
+        elif segment.want == "cpu":
+            rates[number] = given[number]
+        else:
+            limited = given[number] / asked[number] if asked[number] else 1.0
+            rates[number] = min(1.0, limited) / on_link
+    return rates
+
+
+def _fair(asked: dict[int, float], cores: float) -> dict[int, float]:
+    """What each gets of so many cores: who asks for little gets it, the others share the rest evenly."""
+    given: dict[int, float] = {}
+    left = cores
+    for place, (number, share) in enumerate(sorted(asked.items(), key=lambda each: each[1])):
+        given[number] = min(share, left / (len(asked) - place))
+        left -= given[number]
+    return given
 
 
 def _at_once() -> bool:

@@ -16,8 +16,9 @@ from thinwire.methods.families.feedback import Residual
 
 Parts = Sequence[torch.Tensor]
 Reduce = Literal["auto", "gather", "twoshot"]
-# With fewer bytes per piece, headers and latency cost more than two shots save.
-PIECE_BYTES = 256
+# With fewer bytes per piece, headers and latency cost more than two shots save; but a code that so many ranks
+# share is cut for any larger number, too: a gather would bring each of them all of these codes.
+PIECE_BYTES, PIECES = 256, 8
 
 
 def reduce_option() -> Any:
@@ -176,7 +177,7 @@ class Quantised(Exchange):
         """From five ranks on, two codes are smaller than the W-1 codes of a gather, headers included."""
         if self.reduce != "auto":
             return self.reduce == "twoshot" and size > 1
-        return size >= 5 and self.code_bytes(n) > PIECE_BYTES * size
+        return size >= 5 and self.code_bytes(n) > PIECE_BYTES * min(size, PIECES)
 
     def _stretches(self, n: int, size: int) -> list[slice]:
         """One stretch per rank, of equal length and in whole units."""

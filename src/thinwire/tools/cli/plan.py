@@ -16,6 +16,7 @@ from thinwire.tools.cli.show import AsJson, Methods, console, errors, print_json
 
 if TYPE_CHECKING:
     from thinwire.net.costs import Link
+    from thinwire.predict.probe import Calibration
     from thinwire.predict.recommend import Plan
     from thinwire.predict.timeline import Compute
     from thinwire.sessions.optimizer_checks import OptimizerKind
@@ -49,6 +50,9 @@ def plan(
     ] = "",
     workers: Annotated[int, typer.Option(help="The number of workers.")] = 4,
     link: Annotated[str, typer.Option(help="Each worker's link, such as 100mbit,latency=1ms.")] = "100mbit",
+    inside: Annotated[
+        str, typer.Option(help="The link inside a group of a two-level layout; default: as --link.")
+    ] = "",
     probe: Annotated[
         bool,
         typer.Option(
@@ -59,6 +63,22 @@ def plan(
         str,
         typer.Option(help="The time of a step on one worker, such as 50ms; 0s compares communication only."),
     ] = "0s",
+    deviation: Annotated[
+        float,
+        typer.Option(min=0.0, help="Of the step times: their standard deviation, as a share of the mean."),
+    ] = 0.0,
+    cores: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="How many threads of a worker run at full speed beside each other. Default: 1, as computing "
+            "takes all cores; on a machine with a GPU there is no limit.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        Literal["any", "equal"],
+        typer.Option(help="equal: only methods that keep all replicas equal after every step."),
+    ] = "any",
     optimizer: Annotated[
         Literal["sgd", "adamw"] | None,
         typer.Option(help="Yours: with AdamW other methods train well. Default: sgd, or the script's own."),
@@ -72,6 +92,7 @@ def plan(
     """
     with errors():
         from thinwire.predict import recommend as planning
+        from thinwire.predict.timeline import USUAL
         from thinwire.tools.compare.settings import split
 
         own = own_script(script, arguments, module=module)
@@ -84,17 +105,19 @@ def plan(
             trained = _of_script(own)
         else:
             kind = "adaptive" if optimizer == "adamw" else "plain SGD"
-            trained = Trained(
-                _shapes(model, parameters, shapes), planning.seconds_of(step_time), optimizer=kind
-            )
+            found = _shapes(model, parameters, shapes)
+            said = "" if model or shapes else f"Assumed {planning.described(found)}. --shapes says yours."
+            trained = Trained(found, planning.seconds_of(step_time), optimizer=kind, said=said)
         if probe:
-            measured, workers, rank = _probed()
+            (measured, overheads), workers, rank = _probed()
             if rank != 0:
                 return
         else:
-            measured = _given(link)
+            measured, overheads = _given("--link", link), USUAL
+        grouped = _given("--inside", inside) if inside else measured
+        many = workers >= planning.MANY_WORKERS
         asked = [part for text in methods or () for part in split(text)] or planning.candidates(
-            trained.optimizer
+            trained.optimizer, replicas=replicas, workers=workers
         )
         with progress(len(asked) + 1) as advance:
             made = planning.make_plan(
@@ -106,6 +129,11 @@ def plan(
                 progress=lambda name: advance(name, 1),
                 bucket_bytes=trained.bucket_bytes,
                 optimizer=trained.optimizer,
+                replicas=replicas,
+                cores=_cores(cores),
+                overheads=overheads,
+                inside=grouped if inside or many else None,
+                deviation=deviation,
             )
     if as_json:
         print_json(made.to_json())
@@ -174,7 +202,13 @@ def _of_script(own: Script) -> Trained:
     return Trained(shapes, compute, first.bucket_bytes, first.kind, said)
 
 
-def _given(text: str) -> Link:
+def _cores(given: float | None) -> float:
+    import torch
+
+    return given or (math.inf if torch.cuda.is_available() else 1.0)
+
+
+def _given(option: str, text: str) -> Link:
     """The slowest of the links that were specified: the group waits for it."""
     from thinwire.net import link as links
     from thinwire.net.costs import Link
@@ -182,20 +216,22 @@ def _given(text: str) -> Link:
     asked = links.parse(text)
     if asked.lab:
         plain = asked.text.removeprefix("lab:")
-        raise ConfigError(f"--link: a plan computes and needs no lab: write {plain} instead of {asked.text}")
+        raise ConfigError(
+            f"{option}: a plan computes and needs no lab: write {plain} instead of {asked.text}"
+        )
     slowest = asked.bandwidth
     if slowest is None:
         return links.UNLIMITED
     up = min(each.up_bandwidth for each in asked.all_links)
     down = min(each.down_bandwidth for each in asked.all_links)
-    return Link(asked.latency, up, down)
+    return Link(asked.latency, up, down, max(each.jitter for each in asked.all_links))
 
 
-def _probed() -> tuple[Link, int, int]:
+def _probed() -> tuple[Calibration, int, int]:
     """The link that torchrun's processes share, their number, and which of them this is."""
     import torch.distributed as dist
 
-    from thinwire.predict.probe import probe
+    from thinwire.predict.probe import calibrate
 
     if "RANK" not in os.environ:
         raise ConfigError(
@@ -204,7 +240,7 @@ def _probed() -> tuple[Link, int, int]:
         )
     dist.init_process_group("gloo")
     try:
-        return probe(), dist.get_world_size(), dist.get_rank()
+        return calibrate(), dist.get_world_size(), dist.get_rank()
     finally:
         dist.destroy_process_group()
 
@@ -262,6 +298,12 @@ def _of_model(text: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _range(low: float, seconds: float, high: float) -> str:
+    """From low to high, in the unit of the number in between."""
+    size = 1.0 if seconds >= 1 else 1e-3 if seconds >= 1e-3 else 1e-6
+    return f"{low / size:.3g}-{high / size:.3g}"
+
+
 def _show(made: Plan) -> None:
     from thinwire.predict.recommend import duration, rate
     from thinwire.tools import units
@@ -275,6 +317,7 @@ def _show(made: Plan) -> None:
             (
                 f"{row.method} *" if row.method == made.recommended else row.method,
                 duration(row.step_seconds),
+                _range(row.low, row.step_seconds, row.high),
                 f"{row.speed_up:.2f} x",
                 "-" if row.method == "dense" else pays,
                 units.data(row.sent_bytes),
@@ -285,10 +328,12 @@ def _show(made: Plan) -> None:
     computation = f"{duration(made.compute)} of computation" if made.compute else "communication only"
     line = "no limit" if math.isinf(made.link.bandwidth) else rate(made.link.bandwidth)
     title = (
-        f"{made.parameters:,} parameters, {made.workers} workers, {line}, "
+        f"{made.parameters:,} parameters, {made.workers:,} workers, {line}, "
         f"latency {duration(made.link.latency)}, {computation}"
     )
-    header = ("method", "step", "speed-up", "pays below", "sent", "rounds", "compress")
+    if made.compute and made.cores is not None:
+        title += f", {made.cores:g} {'core' if made.cores == 1 else 'cores'} for computing and compression"
+    header = ("method", "step", "range", "speed-up", "pays below", "sent", "rounds", "compress")
     table(title, header, rows)
     out = console()
     for method, why in made.failed.items():

@@ -56,6 +56,8 @@ class Setting(Record, frozen=True, kw_only=True):
     workers: Positive
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the workers compute."""
+    cores: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """How many threads of a worker ran at full speed beside each other; None if it is not known."""
     link: str
     """As the user gave it: "100mbit", "lab:100mbit", "none"."""
     bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None

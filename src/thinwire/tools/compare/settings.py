@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,6 +168,7 @@ def prepare(asked: Comparison) -> Setting:
         layers={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         workers=asked.workers,
         device=asked.device,
+        cores=_cores(asked.workers),
         link=asked.link,
         bandwidth=None if link.unlimited else link.link.bandwidth,
         latency=link.link.latency,
@@ -182,6 +184,11 @@ def prepare(asked: Comparison) -> Setting:
         target=asked.target,
         baseline=asked.baseline,
     )
+
+
+def _cores(workers: int) -> float:
+    """All workers run on this machine, and times are measured while all of them work: one core at least."""
+    return max(1.0, (os.cpu_count() or 1) / workers)
 
 
 def _check_auto(asked: Comparison, steps: int | None) -> None:
@@ -213,6 +220,7 @@ def _prepare_script(asked: Comparison, script: Script) -> Setting:
         parameters=0,
         layers={},
         workers=asked.workers,
+        cores=_cores(asked.workers),
         link=asked.link,
         bandwidth=None if link.unlimited else link.link.bandwidth,
         latency=link.link.latency,

@@ -90,7 +90,6 @@ def _predictions(records: Records, summaries: Sequence[Summary], predicted: Fore
         "by_workers": predictions.by_workers(predicted, setting, drawn),
         "link": link_of(setting),
         "worker_counts": WORKERS,
-        "measured": {one.method: one.step_seconds for one in summaries},
     }
 
 

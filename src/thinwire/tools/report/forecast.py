@@ -1,19 +1,24 @@
 """Step times on other links and with other numbers of workers, from `thinwire.predict` and the records.
 
 Operations and bytes come from the method's own code; its work is scaled so that it takes as long as in the
-recorded runs; compute time is that of the method's own runs. So a report made on another machine still
-describes the machines that were compared.
+recorded runs; compute time is that of the method's own runs. What an operation costs besides the link is what
+the steps of all methods took longer than predicted without it. So a report made on another machine still
+describes the machines that were compared. Where a prediction for the runs themselves is far from what was
+measured, `why` says so.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 from thinwire.hosts.scripts import ALONE
 from thinwire.net.costs import Link
-from thinwire.predict import BreakEven, Job, Profile, break_even_of, profiles
+from thinwire.predict import BreakEven, Overheads, PeriodicProfile, Profile, Sites, break_even_of, profiles
+from thinwire.tools import units
 from thinwire.tools.compare.records import Records, Setting
 from thinwire.tools.report.summary import Summary
 
@@ -24,6 +29,8 @@ UNLIMITED = 125e6
 """Bytes per second of the link in the plot of worker counts if the runs had none: 1 Gbit/s."""
 STAND_INS = {"pytorch": "dense", "pytorch-fp16": "fp16"}
 """PyTorch's own methods, predicted as the method of thinwire that moves the same bytes."""
+CONTRADICTED = 0.25
+"""A prediction that differs more from its own measurement comes with a reason."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,10 @@ class Prediction:
     break_even: BreakEven
     here: float | None
     """On the link of the runs; None if that had no limit."""
+    measured: float | None = None
+    """A step of the runs: the median, or the mean for a method that does not communicate in every step."""
+    why: str | None = None
+    """Why the two differ, if they do by more than `CONTRADICTED`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,8 @@ class Forecast:
     predictions: tuple[Prediction, ...]
     missing: dict[str, str]
     """Methods that cannot be predicted, and why."""
+    operation: float = 0.0
+    """Seconds of an operation besides the link, by the runs."""
 
 
 def link_of(setting: Setting) -> Link:
@@ -57,7 +70,7 @@ def _latency(setting: Setting) -> float:
 def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
     """Predict every method that can be predicted; break-even is against the first of these."""
     setting = records.setting
-    found: dict[str, dict[int, Profile]] = {}
+    found: dict[str, dict[int, Profile | PeriodicProfile]] = {}
     missing: dict[str, str] = {}
     for one in summaries:
         try:
@@ -65,21 +78,52 @@ def forecast(records: Records, summaries: Sequence[Summary]) -> Forecast:
         except ConfigError as error:
             # What is wrong, without the advice on how to call it instead.
             missing[one.method] = str(error).partition(": ")[0]
-    computes = {one.method: one.compute_seconds.mean if one.compute_seconds else 0.0 for one in summaries}
-    timed = [Timed(method, own, computes[method]) for method, own in found.items()]
-    return Forecast(tuple(_prediction(one, timed[0], setting) for one in timed), missing)
+    timed = [Timed(one, found[one.method]) for one in summaries if one.method in found]
+    over = Overheads(operation=operation_seconds(timed, setting))
+    made = tuple(_prediction(one, timed[0], setting, over) for one in timed)
+    return Forecast(made, missing, over.operation)
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The profiles of one method by the number of workers, and the compute time of a step of its runs."""
+    """The runs of one method, and its profiles by the number of workers."""
 
-    method: str
-    profiles: dict[int, Profile]
-    compute: float
+    runs: Summary
+    profiles: dict[int, Profile | PeriodicProfile]
+
+    @property
+    def compute(self) -> float:
+        """Of a step of its runs."""
+        return self.runs.compute_seconds.mean if self.runs.compute_seconds else 0.0
+
+    def measured(self, setting: Setting) -> float | None:
+        """A step of the runs."""
+        if isinstance(self.profiles[setting.workers], PeriodicProfile):
+            return self.runs.mean_step
+        return None if self.runs.step_seconds is None else self.runs.step_seconds.mean
 
 
-def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
+def operation_seconds(timed: Sequence[Timed], setting: Setting) -> float:
+    """What an operation costs besides the link: by how much steps are longer than without it, by operation.
+
+    The median over the methods. A method that was faster than predicted counts as none.
+    """
+    if setting.bandwidth is None:
+        return 0.0
+    found: list[float] = []
+    for one in timed:
+        own, step = one.profiles[setting.workers], one.measured(setting)
+        if step is not None and own.rounds:
+            free = own.step_seconds(link_of(setting), one.compute, cores=_cores(setting))
+            found.append(max(0.0, step - free) / own.rounds)
+    return statistics.median(found) if found else 0.0
+
+
+def _cores(setting: Setting) -> float:
+    return math.inf if setting.cores is None else setting.cores
+
+
+def _profiles(one: Summary, setting: Setting) -> dict[int, Profile | PeriodicProfile]:
     if one.method == ALONE:
         raise ConfigError("a worker without the others sends nothing")
     method = one.chosen[0] if one.chosen else STAND_INS.get(one.method, one.method)
@@ -88,37 +132,64 @@ def _profiles(one: Summary, setting: Setting) -> dict[int, Profile]:
     if one.compress_seconds is None or played <= 0 or one.compress_seconds.mean <= 0:
         return found
     factor = one.compress_seconds.mean / played
-    return {count: scaled(own, factor) for count, own in found.items()}
+    return {count: own.scaled(factor) for count, own in found.items()}
 
 
-def scaled(own: Profile, factor: float) -> Profile:
-    """The same operations with all work `factor` times as long."""
-
-    def job(one: Job) -> Job:
-        rounds = tuple(replace(each, work=each.work * factor) for each in one.rounds)
-        return replace(one, rounds=rounds, closing=one.closing * factor, finish=one.finish * factor)
-
-    steps = tuple(tuple(job(one) for one in jobs) for jobs in own.steps)
-    return replace(own, steps=steps, reconciliation=job(own.reconciliation) if own.reconciliation else None)
-
-
-def _prediction(one: Timed, baseline: Timed, setting: Setting) -> Prediction:
-    latency, link = _latency(setting), link_of(setting)
-    here = one.profiles[setting.workers]
+def _prediction(one: Timed, baseline: Timed, setting: Setting, over: Overheads) -> Prediction:
+    latency, link, cores = _latency(setting), link_of(setting), _cores(setting)
+    own = one.profiles[setting.workers]
 
     def seconds(bandwidth: float) -> float:
-        return here.step_seconds(Link(latency, bandwidth), one.compute)
+        return own.step_seconds(Sites(Link(latency, bandwidth), over), one.compute, cores=cores)
 
+    here = None if setting.bandwidth is None else seconds(setting.bandwidth)
+    measured = one.measured(setting)
     return Prediction(
-        one.method,
+        one.runs.method,
         tuple(seconds(bandwidth) for bandwidth in BANDWIDTHS),
-        tuple(one.profiles[count].step_seconds(link, one.compute) for count in WORKERS),
+        tuple(
+            one.profiles[count].step_seconds(Sites(link, over), one.compute, cores=cores) for count in WORKERS
+        ),
         break_even_of(
-            here,
+            own,
             baseline.profiles[setting.workers],
             one.compute,
             dense_compute=baseline.compute,
             latency=latency,
+            cores=cores,
+            overheads=over,
         ),
-        None if setting.bandwidth is None else seconds(setting.bandwidth),
+        here,
+        measured,
+        None if here is None or measured is None else reason(one, here, measured, setting, over),
+    )
+
+
+def reason(one: Timed, here: float, measured: float, setting: Setting, over: Overheads) -> str | None:
+    """Why a prediction is far from its own measurement; None if it is not."""
+    if abs(here / measured - 1) <= CONTRADICTED:
+        return None
+    own, runs = one.profiles[setting.workers], one.runs
+    sent = runs.sent.mean / runs.steps.mean if runs.sent and runs.steps else None
+    if sent is not None and not 0.8 <= sent / max(1.0, own.sent_bytes) <= 1.25:
+        return (
+            f"the runs sent {units.data(sent)} per step, and the prediction is for "
+            f"{units.data(own.sent_bytes)}: its bytes depend on the data"
+        )
+    waited = runs.wait_seconds.mean if runs.wait_seconds else 0.0
+    charged = own.link_seconds(link_of(setting)) + own.rounds * over.operation
+    if here < measured and waited > (1 + CONTRADICTED) * charged:
+        return (
+            f"its operations took {units.seconds(waited)} per step, and the prediction charges "
+            f"{units.seconds(charged)}: the workers waited for each other or for a core"
+        )
+    if here > measured and waited < charged / (1 + CONTRADICTED):
+        return (
+            f"its operations took {units.seconds(waited)} per step, and the prediction charges "
+            f"{units.seconds(charged)}, by the median of all methods"
+        )
+    worked = runs.compress_seconds.mean if runs.compress_seconds else 0.0
+    return (
+        f"computing ({units.seconds(one.compute)}), compression ({units.seconds(worked)}) and operations "
+        f"({units.seconds(waited)}) overlapped {'more' if here > measured else 'less'} than predicted"
     )
