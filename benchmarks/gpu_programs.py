@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 TILE = 1024
@@ -77,8 +77,7 @@ def compiled(launch: Launch, target: str) -> Any:
     if "SIZE" in constants and "ROWS" in constants:  # chunks of a program
         constants["ROWS"] = max(1, TILE // constants["SIZE"])
     source = ASTSource(fn=function, signature=launch["types"], constexprs=constants)
-    compiler: Any = triton.compile
-    return compiler(source, target=GPUTarget(*TARGETS[target]), options=launch["settings"])
+    return cast(Any, triton.compile)(source, target=GPUTarget(*TARGETS[target]), options=launch["settings"])
 
 
 def use_of(program: Any) -> Use:

@@ -66,7 +66,8 @@ def signs(x, last, out):
     both("sign", "sign_scales", x, 64)
     both("sign", "onebit_pack", x)
     packed, means = both("sign", "sign_pack_means", x, 64)
-    both("sign", "onebit_mean", [packed] * 3, [0.1, 0.2, -0.0], [-0.1, 0.3, 0.0], n, out)
+    pairs = [torch.tensor(pair) for pair in ((0.1, -0.1), (0.2, 0.3), (-0.0, 0.0))]
+    both("sign", "onebit_mean", [packed] * 3, pairs, n, out)
     both("sign", "sign_means", [packed] * 3, [means, 2 * means, means], 64, n, out)
     both("sign", "sign_majority", [packed, packed], n)
 
@@ -87,7 +88,7 @@ def laq(x, last, out, bits=4):
 
 def means(x, last, out):
     both("a2sgd", "two_means", x)
-    both("a2sgd", "a2sgd_apply", x, 0.25, -1.5, out)
+    both("a2sgd", "a2sgd_apply", x, torch.tensor([0.25, -1.5]), out)
     both("finite", "all_finite", x)
 
 

@@ -33,8 +33,7 @@ def compiled(steps: Callable[P, R]) -> Callable[P, R]:
 
     @cache
     def build() -> Callable[P, R]:
-        compiler: Any = torch.compile
-        made = compiler(
+        made = cast(Any, torch.compile)(
             steps, fullgraph=True, recompile_limit=_RECOMPILES, isolate_recompiles=True, **SETTINGS
         )
         return cast("Callable[P, R]", made)
@@ -49,15 +48,6 @@ def compiled(steps: Callable[P, R]) -> Callable[P, R]:
 def number(like: Tensor, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """A number on the device: filled there, where a copy from the host would make the host wait."""
     return torch.full((), value, dtype=dtype, device=like.device)
-
-
-def numbers(like: Tensor, *rows: tuple[float, ...]) -> Tensor:
-    """A small matrix, filled in the same way."""
-    made = torch.empty(len(rows), len(rows[0]), dtype=torch.float32, device=like.device)
-    for i, row in enumerate(rows):
-        for j, value in enumerate(row):
-            made[i, j].fill_(value)
-    return made
 
 
 def keys_of(seed: int, like: Tensor) -> Tensor:

@@ -1,41 +1,37 @@
-"""A2SGD's two means on a GPU. The host waits once, for both."""
-
-from typing import cast
+"""A2SGD's two means on a GPU."""
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels.triton._compiled import compiled, numbers
+from thinwire.kernels.reference import a2sgd as reference
+from thinwire.kernels.triton._compiled import compiled
 
 
-def two_means(x: Tensor) -> tuple[float, float]:
-    return means(x.numel(), _class_sums(x)) if x.numel() else (0.0, 0.0)
+def two_means(x: Tensor) -> Tensor:
+    return _two_means(x) if x.numel() else reference.two_means(x)
 
 
-def a2sgd_apply(x: Tensor, shift_plus: float, shift_minus: float, out: Tensor) -> None:
+def a2sgd_apply(x: Tensor, shifts: Tensor, out: Tensor) -> None:
     if x.numel():
-        _apply(x, numbers(x, (shift_minus, shift_plus)), out)
+        _apply(x, shifts, out)
 
 
-def class_sums(x: Tensor) -> Tensor:
-    """How many entries are >= 0, their sum, and the sum of the others; in double precision."""
+def means_of_signs(x: Tensor) -> Tensor:
+    """The means of the entries that are >= 0 and of the others, in double precision; 0 if there are none."""
     positive = x >= 0
     wide = x.double()
     zero = torch.zeros_like(wide)
-    plus, minus = torch.where(positive, wide, zero), torch.where(positive, zero, wide)
-    return torch.stack((positive.double().sum(), plus.sum(), minus.sum()))
-
-
-def means(numel: int, sums: Tensor) -> tuple[float, float]:
-    count, plus, minus = cast("list[float]", sums.tolist())
-    return plus / count if count else 0.0, minus / (numel - count) if numel > count else 0.0
+    plus, minus = torch.where(positive, wide, zero).sum(), torch.where(positive, zero, wide).sum()
+    count = positive.double().sum()
+    counts = torch.stack((count, torch.ones_like(wide).sum() - count)).clamp(min=1)
+    return (torch.stack((plus, minus)) / counts).float()
 
 
 @compiled
-def _class_sums(x: Tensor) -> Tensor:
-    return class_sums(x)
+def _two_means(x: Tensor) -> Tensor:
+    return means_of_signs(x)
 
 
 @compiled
 def _apply(x: Tensor, shifts: Tensor, out: Tensor) -> None:
-    out.copy_(x.float() + torch.where(x >= 0, shifts[0, 1], shifts[0, 0]))
+    out.copy_(x.float() + torch.where(x >= 0, shifts[0], shifts[1]))

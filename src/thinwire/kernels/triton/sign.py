@@ -1,4 +1,4 @@
-"""One-bit codes on a GPU. The host waits once where a result is a number."""
+"""One-bit codes on a GPU."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -8,19 +8,18 @@ from torch import Tensor
 
 from thinwire.kernels.reference import sign as reference
 from thinwire.kernels.reference.quantisation import pack, unpack
-from thinwire.kernels.triton._compiled import compiled, mean_of, number, numbers
-from thinwire.kernels.triton.a2sgd import class_sums, means
+from thinwire.kernels.triton._compiled import compiled, mean_of, number
+from thinwire.kernels.triton.a2sgd import means_of_signs
 
 
 def sign_pack(x: Tensor) -> Tensor:
     return _pack(x) if x.numel() else reference.sign_pack(x)
 
 
-def sign_pack_mean(x: Tensor) -> tuple[Tensor, float]:
+def sign_pack_mean(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return reference.sign_pack_mean(x)
-    packed, total = _pack_sum(x)
-    return packed, float(total) / x.numel()
+    return _pack_mean(x, number(x, x.numel(), torch.float64))
 
 
 def sign_scales(x: Tensor, bucket: int) -> Tensor:
@@ -31,19 +30,13 @@ def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
     return _pack_means(bucket)(x) if x.numel() else reference.sign_pack_means(x, bucket)
 
 
-def onebit_pack(x: Tensor) -> tuple[Tensor, float, float]:
-    if x.numel() == 0:
-        return reference.onebit_pack(x)
-    packed, sums = _pack_classes(x)
-    return packed, *means(x.numel(), sums)
+def onebit_pack(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _pack_classes(x) if x.numel() else reference.onebit_pack(x)
 
 
-def onebit_mean(
-    packed: Sequence[Tensor], plus: Sequence[float], minus: Sequence[float], numel: int, out: Tensor
-) -> None:
+def onebit_mean(packed: Sequence[Tensor], pairs: Sequence[Tensor], numel: int, out: Tensor) -> None:
     if numel:
-        table = numbers(out, *zip(minus, plus, strict=True))
-        _onebit_mean(list(packed), table, number(out, len(packed)), out)
+        _onebit_mean(list(packed), list(pairs), number(out, len(packed)), out)
 
 
 def sign_means(
@@ -63,20 +56,22 @@ def _pack(x: Tensor) -> Tensor:
 
 
 @compiled
-def _pack_sum(x: Tensor) -> tuple[Tensor, Tensor]:
-    return reference.sign_pack(x), x.double().abs().sum()
+def _pack_mean(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.sign_pack(x), (x.double().abs().sum() / count).view(1)
 
 
 @compiled
 def _pack_classes(x: Tensor) -> tuple[Tensor, Tensor]:
-    return reference.sign_pack(x), class_sums(x)
+    return reference.sign_pack(x), means_of_signs(x)
 
 
 @compiled
-def _onebit_mean(packed: list[Tensor], table: Tensor, workers: Tensor, out: Tensor) -> None:
-    pairs = table + 0.0  # no -0.0: a sum
-    parts = [pairs[w][unpack(codes, 1, out.numel()).long()] for w, codes in enumerate(packed)]
-    out.copy_(mean_of(parts, workers))
+def _onebit_mean(packed: list[Tensor], pairs: list[Tensor], workers: Tensor, out: Tensor) -> None:
+    def decoded(codes: Tensor, pair: Tensor) -> Tensor:
+        high_and_low = pair + 0.0  # no -0.0: a sum
+        return torch.where(unpack(codes, 1, out.numel()) == 1, high_and_low[0], high_and_low[1])
+
+    out.copy_(mean_of([decoded(*sent) for sent in zip(packed, pairs, strict=True)], workers))
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""TernGrad's codes on a GPU. The host waits once, for the scale."""
+"""TernGrad's codes on a GPU."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,11 +11,10 @@ from thinwire.kernels.reference.quantisation import encode, pack
 from thinwire.kernels.triton._compiled import compiled, keys_of, number
 
 
-def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, float]:
+def ternary_quantise(x: Tensor, clip_sigma: float | None, seed: int) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return reference.ternary_quantise(x, clip_sigma, seed)
-    packed, scale = _steps(clip_sigma)(x, number(x, x.numel(), torch.float64), keys_of(seed, x))
-    return packed, float(scale)
+    return _steps(clip_sigma)(x, number(x, x.numel(), torch.float64), keys_of(seed, x))
 
 
 @cache
@@ -29,6 +28,6 @@ def _steps(clip_sigma: float | None) -> Callable[[Tensor, Tensor, Tensor], tuple
             bound = clip_sigma * ((squares - total * (total / count)).clamp(min=0.0) / count).sqrt()
             scale = torch.where((bound == 0.0) | (bound >= scale), scale, bound.float())
         scale = torch.where(x.float().abs().max().isfinite(), scale, torch.nan)
-        return pack(encode(x, scale.view(1), 2, x.numel(), keys), 2), scale
+        return pack(encode(x, scale.view(1), 2, x.numel(), keys), 2), scale.view(1)
 
     return steps
