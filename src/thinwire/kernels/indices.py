@@ -24,7 +24,7 @@ def from_bitmap(code: Tensor, n: int, k: int) -> Tensor:
     """The k indices of a bitmap; PayloadError if it has another number of bits set, or any beyond n."""
     check.packed(code, (n + 7) // 8)
     if code.device.type != "cpu":
-        return reference.static_from_bitmap(code, k)
+        return dispatch(reference.static_from_bitmap, code, k)
     found = dispatch(reference.from_bitmap, code)
     if found.numel() != k or (k and int(found[-1]) >= n):
         raise PayloadError(f"a bitmap has {found.numel()} bits set, expected {k} below {n}")
@@ -42,7 +42,7 @@ def from_elias_fano(code: Tensor, n: int, k: int, low: int) -> Tensor:
     plain = (k * low + 7) // 8
     check.packed(code, plain + (k + (n >> low) + 8) // 8)
     if code.device.type != "cpu":
-        return reference.static_from_elias_fano(code, k, low, plain)
+        return dispatch(reference.static_from_elias_fano, code, k, low, plain)
     found = dispatch(reference.from_elias_fano, code, k, low, plain)
     if found is None or (k and (int(found[-1]) >= n or not bool((found[1:] > found[:-1]).all()))):
         raise PayloadError(f"an index code does not hold {k} ascending indices below {n}")
@@ -66,7 +66,7 @@ def from_rice(code: Tensor, n: int, k: int, low: int, signed: bool = False) -> T
     # Every index has a one in the unary part, whose last byte has the last of them.
     if code.dtype == torch.uint8 and code.dim() == 1 and plain + (k + 7) // 8 <= code.numel():
         if code.device.type != "cpu" and k:
-            return reference.static_from_rice(code, k, low, int(signed), plain)
+            return dispatch(reference.static_from_rice, code, k, low, int(signed), plain)
         found = dispatch(reference.from_rice, code.contiguous(), n, k, low, int(signed), plain)
         if found is not None:
             return found

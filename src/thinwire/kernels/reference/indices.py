@@ -59,7 +59,7 @@ def static_from_rice(code: Tensor, k: int, low: int, signed: int, plain: int) ->
     high = ones.diff(prepend=ones.new_full((1,), -1)) - 1
     field = _unpack_low_bits(code[:plain], k, low + signed)
     index = (((high << low) | (field & ((1 << low) - 1))) + 1).cumsum(0) - 1
-    right = (ones[-1] // 8 == code.numel() - plain - 1) & (ones[-1] >= 0) & (index[-1] <= INDEX_BITS)
+    right = (ones[-1] // 8 == code.numel() - plain - 1) & (ones[-1] >= 0) & (index[-1] < INDEX_BITS)
     return torch.where(right, index | ((field >> low) * _SIGN_BIT), -1).to(torch.int32)
 
 
@@ -84,7 +84,7 @@ def _some_set_bits(code: Tensor, k: int) -> Tensor:
 
 
 def static_from_bitmap(code: Tensor, k: int) -> Tensor:
-    """`from_bitmap` of k indices, without a check: they do not ascend from 0 if the code is not one of k."""
+    """`from_bitmap` of k indices, without a check: all are -1 if the code is not one of k indices."""
     return _some_set_bits(code, k).to(torch.int32)
 
 
@@ -93,7 +93,7 @@ def static_from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor
     high = _some_set_bits(code[plain:], k) - torch.arange(k, device=code.device)
     fits = (high >= 0) & (high <= 2**31 >> low)
     index = (high << low) | _unpack_low_bits(code[:plain], k, low)
-    return torch.where(fits & (index < 2**31), index, -1).to(torch.int32)
+    return torch.where((fits & (index < 2**31)).all(), index, -1).to(torch.int32)
 
 
 def _pack_low_bits(values: Tensor, low: int) -> Tensor:

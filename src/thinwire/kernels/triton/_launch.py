@@ -35,9 +35,9 @@ def int32(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device=like.device)
 
 
-def int32_full(like: Tensor, value: int) -> Tensor:
-    """One number on the device: filled there, where a copy from the host would make the host wait."""
-    return torch.full((1,), value, dtype=torch.int32, device=like.device)
+def int32_full(like: Tensor, value: int, size: int = 1) -> Tensor:
+    """One number on the device, or many: filled there, since a copy would make the host wait."""
+    return torch.full((size,), value, dtype=torch.int32, device=like.device)
 
 
 def on_host(x: Tensor) -> list[int]:

@@ -1,12 +1,14 @@
-"""Index codes in Triton. Where the size of a result depends on the data, the host waits once, at the end.
+"""Index codes in Triton. The host waits once where the size of a result depends on the data.
 
 A code of an unknown sender is never trusted: positions are bounded by the sizes that the caller has checked,
-and whatever does not fit sets a flag.
+and whatever does not fit sets a flag. With `static_` the host does not wait, and all indices are -1 if the
+code is not one of k indices.
 """
 
 import torch
 from torch import Tensor
 
+from thinwire.kernels.reference.indices import INDEX_BITS
 from thinwire.kernels.triton._launch import int32_full, launch_tiles, on_host, over
 from thinwire.kernels.triton.programs import indices as programs
 
@@ -19,11 +21,15 @@ def bitmap(indices: Tensor, n: int) -> Tensor:
 
 
 def from_bitmap(code: Tensor) -> Tensor:
+    _, total = _ones(code)
+    return static_from_bitmap(code, int(total))
+
+
+def static_from_bitmap(code: Tensor, k: int) -> Tensor:
     before, total = _ones(code)
-    k = int(total)
-    found = torch.empty(k, dtype=torch.int32, device=code.device)
+    found = int32_full(code, -1, k)
     launch_tiles(programs.write_positions, 8 * code.numel(), code, code.numel(), before, k, found)
-    return found
+    return torch.where(total == k, found, -1)
 
 
 def elias_fano(indices: Tensor, n: int, low: int) -> Tensor:
@@ -36,16 +42,19 @@ def elias_fano(indices: Tensor, n: int, low: int) -> Tensor:
 
 
 def from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor | None:
+    found = static_from_elias_fano(code, k, low, plain)
+    return found if k == 0 or int(found[0]) >= 0 else None
+
+
+def static_from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor:
     unary = code[plain:]
     length = unary.numel()
     before, total = _ones(unary)
-    found = torch.empty(k, dtype=torch.int32, device=code.device)
-    wrong = int32_full(code, 0)
+    found, wrong = int32_full(code, -1, k), int32_full(code, 0)
     launch_tiles(
         programs.read_elias_fano, 8 * length, unary, length, before, code, plain, k, low, wrong, found
     )
-    seen = on_host(torch.cat((total, wrong)))
-    return found if seen == [k, 0] else None
+    return torch.where((total == k) & (wrong == 0), found, -1)
 
 
 def rice(marked: Tensor, n: int, low: int, signed: int) -> Tensor:
@@ -60,20 +69,25 @@ def rice(marked: Tensor, n: int, low: int, signed: int) -> Tensor:
 
 
 def from_rice(code: Tensor, n: int, k: int, low: int, signed: int, plain: int) -> Tensor | None:
+    if k == 0 or code.numel() == plain:
+        return int32_full(code, 0, 0) if k == 0 and code.numel() == plain else None
+    found = static_from_rice(code, k, low, signed, plain)
+    first, last = on_host(torch.stack((found[0], found[-1])))
+    return None if first == -1 or last & INDEX_BITS >= n else found
+
+
+def static_from_rice(code: Tensor, k: int, low: int, signed: int, plain: int) -> Tensor:
     unary = code[plain:]
-    length = unary.numel()
-    found = torch.empty(k, dtype=torch.int32, device=code.device)
-    if k == 0 or length == 0:
-        return found if k == length == 0 else None
+    length, limit = unary.numel(), INDEX_BITS
     before, total = _ones(unary)
     positions = torch.zeros(k, dtype=torch.int64, device=code.device)
     launch_tiles(programs.write_positions, 8 * length, unary, length, before, k, positions)
-    wrong = int32_full(code, 0)
+    found, wrong = int32_full(code, -1, k), int32_full(code, 0)
     steps = torch.empty(k, dtype=torch.int64, device=code.device)
-    launch_tiles(programs.rice_gaps, k, positions, code, plain, k, n, low, signed, wrong, steps)
-    launch_tiles(programs.read_rice, k, steps.cumsum(0), code, plain, k, n, low, signed, wrong, found)
-    seen = on_host(torch.cat((total, wrong, positions[-1:] // 8)))
-    return found if seen == [k, 0, length - 1] else None
+    launch_tiles(programs.rice_gaps, k, positions, code, plain, k, limit, low, signed, wrong, steps)
+    launch_tiles(programs.read_rice, k, steps.cumsum(0), code, plain, k, limit, low, signed, wrong, found)
+    right = (total == k) & (wrong == 0) & (positions[-1:] // 8 == length - 1)
+    return torch.where(right, found, -1)
 
 
 def _ones(code: Tensor) -> tuple[Tensor, Tensor]:
