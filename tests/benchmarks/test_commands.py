@@ -158,10 +158,15 @@ def test_predictions_are_for_links_of_the_lab() -> None:
     assert "lab:100mbit, not 100mbit" in result.output
 
 
-def test_what_a_laptop_cannot_simulate_is_left_out() -> None:
-    result = call("scale", "--workers", "200000", "--size", "1", "-m", "qsgd(reduce='gather')")
+def test_what_a_laptop_cannot_simulate_is_extrapolated(tmp_path: Path) -> None:
+    """A gather sends a worker's own code to all others, and receives theirs."""
+    file = tmp_path / "scale.json"
+    method = "qsgd(reduce='gather')"
+    result = call("scale", "--workers", "8,200000", "--size", "5000", "-m", method, "--json", str(file))
     assert result.exit_code == 0, result.output
-    assert "not run" in result.output
+    few, many = json.loads(file.read_text())
+    assert many["sent_bytes"] / few["sent_bytes"] == pytest.approx(199_999 / 7, rel=0.05)
+    assert many["received_bytes"] / few["received_bytes"] == pytest.approx(199_999 / 7, rel=0.05)
 
 
 def test_all_is_one_record_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

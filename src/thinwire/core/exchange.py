@@ -74,6 +74,7 @@ class State:
         self.forget_hints()
 
     def forget_hints(self) -> None:
+        """Set the fields made with `hint()` back: they do not change results, and are not saved."""
         for each in fields(self):
             if "hint" in each.metadata:
                 setattr(self, each.name, each.metadata["hint"])
