@@ -43,7 +43,7 @@ def wait_for(path: Path, seconds: float = 150.0) -> None:
 )
 def test_sigterm_is_one_line_and_runs_that_had_ended_are_kept(to_all: bool, tmp_path: Path) -> None:
     # The second method takes long enough; the first has ended when the signal comes.
-    arguments = (*COMPARE, "-m", "topk", "--steps", "300", "--evaluate-every", "300")
+    arguments = (*COMPARE, "-m", "fp16", "--steps", "300", "--evaluate-every", "300")
     process = start(*arguments, "--out", str(tmp_path))
     try:
         wait_for(tmp_path / "records.jsonl")
