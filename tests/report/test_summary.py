@@ -228,6 +228,17 @@ def test_neither_a_worker_alone_nor_what_recovers_little_can_win() -> None:
     assert best.method in (HANDFUL[0].method, HANDFUL[1].method)
 
 
+def test_a_small_gap_is_said_to_be_small() -> None:
+    far, near = made((*CONTROLS, HANDFUL[1]), target=None), Entrant("alone", 0.002, 0.0, ceiling=0.982)
+    assert not [line for line in terminal.warnings(far) if "chance" in line]
+    close = made((HANDFUL[0], near, HANDFUL[1]), target=None)
+    gap = close.control_gap()
+    assert gap is not None
+    assert 0 < gap < 0.01
+    (line,) = [line for line in terminal.warnings(close) if "chance" in line]
+    assert f"{100 * gap:.1f} points behind dense" in line
+
+
 def test_without_a_gap_nothing_is_said_about_it() -> None:
     better = Entrant("alone", 0.002, 0.0, ceiling=0.99)
     records = made((HANDFUL[0], better, HANDFUL[1]), target=None)

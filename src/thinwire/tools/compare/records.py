@@ -263,6 +263,14 @@ class Records(msgspec.Struct, frozen=True):
         gap = (base[step] - alone[step]) * (1 if self.setting.higher_is_better else -1)
         return (own[step] - alone[step]) / (base[step] - alone[step]) if gap > 0 else None
 
+    def control_gap(self) -> float | None:
+        """How much better the baseline is than a worker alone, at the last step that both were tested at."""
+        base, alone = (self.results_of(each) for each in (self.baseline or "", ALONE))
+        step = max(base.keys() & alone.keys(), default=None)
+        if step is None:
+            return None
+        return (base[step] - alone[step]) * (1 if self.setting.higher_is_better else -1)
+
     def speed_up(self, run: Run) -> float | None:
         """How many times sooner than the baseline with the same seed: at the target, or after all steps."""
         same = (one for one in self.runs if (one.method, one.seed) == (self.baseline, run.seed))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from thinwire.hosts.scripts import ALONE
 from thinwire.tools import units
 from thinwire.tools.compare.records import Records
-from thinwire.tools.report.summary import Spread, Summary, recovers_too_little, summarise
+from thinwire.tools.report.summary import (
+    AS_GOOD_PERPLEXITY,
+    AS_GOOD_POINTS,
+    Spread,
+    Summary,
+    recovers_too_little,
+    summarise,
+)
 from thinwire.tools.report.words import gap_text, measure_text, worse_text
 
 
@@ -41,7 +49,8 @@ def warnings(records: Records) -> list[str]:
     """One line for each speed-up that cost accuracy, and for what gains too little from the other workers."""
     found = summarise(records)
     worse = [f"! {one.method}: {worse_text(one, records.setting)}" for one in found if one.worse is not None]
-    return worse + [f"! {one.method}: {gap_text(one)}" for one in found if recovers_too_little(one)]
+    little = [f"! {one.method}: {gap_text(one)}" for one in found if recovers_too_little(one)]
+    return [*worse, *little, *_small_gap(records)]
 
 
 def _cells(one: Summary, records: Records) -> tuple[str, ...]:
@@ -79,6 +88,20 @@ def _cells(one: Summary, records: Records) -> tuple[str, ...]:
         *((gain,) if setting.baseline else ()),
         *((_part(one),) if _has_control(records) else ()),
     )
+
+
+def _small_gap(records: Records) -> list[str]:
+    """A line if a worker alone is about as good as the baseline: then parts of the gap are mostly chance."""
+    gap, setting = records.control_gap(), records.setting
+    if not _has_control(records) or gap is None or setting.script is not None:
+        return []
+    accuracy = setting.is_fraction(setting.measure)
+    if gap >= (AS_GOOD_POINTS if accuracy else math.log(AS_GOOD_PERPLEXITY)):
+        return []
+    size = f"{100 * gap:.1f} points" if accuracy else f"{gap:.3f} nats"
+    return [
+        f"a worker alone is only {size} behind {records.baseline} here: which part of that is recovered is chance"
+    ]
 
 
 def _has_control(records: Records) -> bool:
