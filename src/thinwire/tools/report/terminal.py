@@ -99,9 +99,8 @@ def _small_gap(records: Records) -> list[str]:
     if gap >= (AS_GOOD_POINTS if accuracy else math.log(AS_GOOD_PERPLEXITY)):
         return []
     size = f"{100 * gap:.1f} points" if accuracy else f"{gap:.3f} nats"
-    return [
-        f"a worker alone is only {size} behind {records.baseline} here: which part of that is recovered is chance"
-    ]
+    told = f"a worker alone is only {size} behind {records.baseline} here"
+    return [f"{told}: which part of that a method recovers is mostly chance"]
 
 
 def _has_control(records: Records) -> bool:
