@@ -260,16 +260,18 @@ class Records(msgspec.Struct, frozen=True):
         step = max(base.keys() & alone.keys() & own.keys(), default=None)
         if step is None or method == ALONE:
             return None
-        gap = (base[step] - alone[step]) * (1 if self.setting.higher_is_better else -1)
-        return (own[step] - alone[step]) / (base[step] - alone[step]) if gap > 0 else None
+        gap = self._ahead(base[step], alone[step])
+        return self._ahead(own[step], alone[step]) / gap if gap > 0 else None
 
     def control_gap(self) -> float | None:
         """How much better the baseline is than a worker alone, at the last step that both were tested at."""
         base, alone = (self.results_of(each) for each in (self.baseline or "", ALONE))
         step = max(base.keys() & alone.keys(), default=None)
-        if step is None:
-            return None
-        return (base[step] - alone[step]) * (1 if self.setting.higher_is_better else -1)
+        return None if step is None else self._ahead(base[step], alone[step])
+
+    def _ahead(self, one: float, other: float) -> float:
+        """How much better one result is than another."""
+        return one - other if self.setting.higher_is_better else other - one
 
     def speed_up(self, run: Run) -> float | None:
         """How many times sooner than the baseline with the same seed: at the target, or after all steps."""
