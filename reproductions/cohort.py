@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from reproductions.base import Context
 from thinwire.averaging import Schedule
+from thinwire.core.channel import Program
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.errors import ConfigError
@@ -270,12 +271,18 @@ class LocalCohort(Workers):
         total = 0.0
         for rank, rows in enumerate(self.next_rows()):
             total += self.backward(rank, self._shard(rank, rows)) / self.recipe.workers
-            self.recipe.update(self.models[rank], self.optimizers[rank], self.steps)
+        self._run(session.gradient_program() for session in self.sessions)
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            self.recipe.update(model, optimizer, self.steps)
         self.steps += 1
-        due = [program for session in self.sessions if (program := session.advance()) is not None]
+        self._run(session.advance() for session in self.sessions)
+        return total
+
+    def _run(self, programs: Iterable[Program | None]) -> None:
+        """All ranks have one, or none has."""
+        due = [program for program in programs if program is not None]
         if due:
             self.network.run(due)
-        return total
 
     def _shard(self, rank: int, rows: torch.Tensor) -> torch.Tensor:
         if self._by_label is None:

@@ -24,6 +24,8 @@ ALSO = (
     "pqasgd(every=6, fragments=2, overlap=3, blend=0.5)",
     "diloco(every=3)",
     "diloco(every=6, fragments=3, overlap=2)",
+    "postlocal(every=3, warmup=4)",
+    "postlocal(every=4, bits=4, warmup=5, overlap=2)",
     "periodic(every=3, exchange=topk(ratio=0.2))",
     "periodic(every=3, exchange=powersgd(rank=2), outer_lr=0.7, outer_momentum=0.5)",
     "periodic(every=4, exchange=topk(ratio=0.2), fragments=2)",
@@ -77,12 +79,24 @@ class Cohort:
     def train(self, steps) -> None:
         for step in steps:
             for rank in range(len(self.models)):
-                self.local_step(rank, step)
+                self.backward(rank, step)
+            self.average_gradients()
+            for optimizer in self.optimizers:
+                optimizer.step()
             self.advance()
 
-    def local_step(self, rank: int, step: int) -> None:
+    def backward(self, rank: int, step: int) -> None:
         self.optimizers[rank].zero_grad()
         self.models[rank](batch(rank, step)).square().mean().backward()
+
+    def average_gradients(self) -> None:
+        """In the warm-up of some schedules."""
+        programs = [session.gradient_program() for session in self.sessions]
+        if programs[0] is not None:
+            self.driver.run(programs)
+
+    def local_step(self, rank: int, step: int) -> None:
+        self.backward(rank, step)
         self.optimizers[rank].step()
 
     def advance(self) -> None:

@@ -1,6 +1,7 @@
 """Every schedule on a GPU, as far as a machine without one can tell."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def replicas(method: str, cuda: Device | None) -> tuple[list[nn.Module], list[Pe
     sessions = [
         PeriodicSession(
             model,
-            parse(method),
+            replace(parse(method), warmup=0),
             torch.optim.SGD(model.parameters(), lr=0.1),
             rank_info=RankInfo(rank, SIZE),
             dense_below=64,

@@ -57,7 +57,8 @@ def test_two_shots_keep_the_errors_bounded() -> None:
 def test_every_bucket_has_a_magnitude_of_its_own(reduce: str) -> None:
     """Entries of very different sizes: with buckets far less is lost, and nothing for ever."""
     shapes = {"wide": (5, 4096)}
-    parted, whole = Cohort(EFSign(bucket=4096, reduce=reduce), 3, shapes), Cohort(EFSign(), 3, shapes)
+    parted = Cohort(EFSign(bucket=4096, reduce=reduce), 3, shapes)
+    whole = Cohort(EFSign(reduce="gather"), 3, shapes)
     sizes = 10.0 ** torch.arange(5.0)[:, None]
     inputs = [
         {"wide": torch.randn(5, 4096, generator=torch.Generator().manual_seed(r)) * sizes} for r in range(3)
@@ -89,3 +90,31 @@ def test_one_bit_an_entry() -> None:
     cohort = Cohort("efsign", 4, {"wide": (64, 64)})
     cohort.average(cohort.inputs(0))
     assert cohort.driver.meters[0].payload_bytes == 64 * 64 // 8 + 4
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_more_bits_lose_less(bits: int) -> None:
+    """Each bit codes what the one before lost, by signs of its own: a contraction by its own delta."""
+    u = torch.randn(100_000, generator=torch.Generator().manual_seed(bits))
+    method = EFSign(bucket=4096, bits=bits)
+    left = u
+    for _ in range(bits):
+        code = EFSign(bucket=4096)
+        left = left - code.decode([code.encode(left, 0)], left.numel())
+    assert torch.allclose(u - method.decode([method.encode(u, 0)], u.numel()), left, atol=1e-6)
+    assert float(left.square().sum() / u.square().sum()) < (0.15 if bits == 2 else 0.06)
+    parts = method.encode(u, 0)
+    assert sum(part.numel() * part.element_size() for part in parts) == method.code_bytes(u.numel())
+
+
+@pytest.mark.parametrize("reduce", ["gather", "twoshot"])
+def test_two_bits_keep_the_rest_in_the_residual(reduce: str) -> None:
+    shapes = {"wide": (5, 4096)}
+    cohort = Cohort(EFSign(bucket=4096, bits=2, reduce=reduce), 3, shapes)
+    sent = torch.zeros(5, 4096, dtype=torch.float64)
+    total = torch.zeros(5, 4096, dtype=torch.float64)
+    for step in range(4):
+        inputs = cohort.inputs(step)
+        total += sum(one["wide"].double() for one in inputs)
+        sent += 3 * cohort.average(inputs)[0]["wide"].double()
+    assert torch.allclose(sent + cohort.residuals()["wide"], total, rtol=1e-4, atol=1e-3)

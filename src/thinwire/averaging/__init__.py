@@ -5,6 +5,7 @@ from thinwire.averaging.base import Outer, PeriodOptions, Schedule
 from thinwire.averaging.diloco import DiLoCo
 from thinwire.averaging.localsgd import LocalSGD
 from thinwire.averaging.periodic import Periodic
+from thinwire.averaging.postlocal import PostLocal
 from thinwire.averaging.pqasgd import PQASGD
 from thinwire.averaging.sparseloco import SparseLoCo
 from thinwire.averaging.spasgd import SPASGD
@@ -19,6 +20,7 @@ __all__ = [
     "Outer",
     "PeriodOptions",
     "Periodic",
+    "PostLocal",
     "Schedule",
     "SparseLoCo",
     "conditions",

@@ -67,6 +67,11 @@ class ScheduleBase(Configured, ABC):
         return Outer()
 
     @property
+    def exact_warmup(self) -> bool:
+        """Whether the warm-up averages gradients before each step, instead of parameters after it."""
+        return False
+
+    @property
     def whole_tensors(self) -> bool:
         """Whether fragments consist of whole tensors; if not, they have equally many coordinates."""
         return True

@@ -16,6 +16,7 @@ from thinwire.averaging.analysis import conditions, is_analysed
 from thinwire.averaging.base import Schedule
 from thinwire.core import checks
 from thinwire.core.engine import LossScale
+from thinwire.core.optimizer_state import with_gradients
 from thinwire.errors import ConfigError
 from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.replicas import bare
@@ -47,6 +48,11 @@ def attach_schedule(
         raise ConfigError(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
             "optimizer=optimizer)"
+        )
+    if scaler is not None and method.exact_warmup and method.warmup:
+        raise ConfigError(
+            f"{method.name} averages gradients in its warm-up, where a GradScaler would skip steps on single "
+            "ranks: train in bfloat16 without a scaler, or take warmup=0"
         )
     if isinstance(model, DistributedDataParallel):
         process_group = process_group or cast(dist.ProcessGroup, model.process_group)
@@ -80,12 +86,23 @@ def _tell_conditions(session: PeriodicSession, steps: int | None) -> None:
 
 
 def watch_optimizer(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
-    """Call the session after every step; returns how to stop it."""
+    """Call the session before and after every step; returns how to stop it."""
+
+    def before_step(stepped: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return with_gradients(stepped, args, kwargs, session.before_step)
 
     def after_step(stepped: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         session.after_step()
 
-    return optimizer.register_step_post_hook(after_step).remove
+    hooks = [optimizer.register_step_post_hook(after_step)]
+    if session.method.exact_warmup:
+        hooks.append(optimizer.register_step_pre_hook(before_step))
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return remove
 
 
 def _watch_scaler(

@@ -234,6 +234,11 @@ class ManagedPeriodicSession(PeriodicSession):
                 "needs the whole model at once: take a schedule without fragments, groups and overlap, such "
                 "as pqasgd(every=8)"
             )
+        if method.exact_warmup and method.warmup:
+            raise ConfigError(
+                f"{method.name} averages gradients in its warm-up, which groups that come and go cannot do: "
+                f"take {method.name}(warmup=0), or another schedule"
+            )
         super().__init__(bare(model), method, optimizer, seed=seed, dense_below=dense_below, rank_info=ALONE)
         prepare_for(self.engine.exchanges, loud=True)
         self._manager = manager

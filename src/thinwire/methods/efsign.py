@@ -12,6 +12,7 @@ from thinwire.core import Channel, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import DenseMemory, Residual
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, padded, reduce_option
+from thinwire.methods.families.signs import signs_mean, signs_of
 
 
 @dataclass(frozen=True)
@@ -27,30 +28,32 @@ class EFSign(Quantised):
     the second code loses.
 
     Args:
-        bucket: the number of consecutive entries that share a magnitude, a multiple of 4,096. None is the
-            whole tensor, as in the paper.
+        bucket: how many consecutive entries share a magnitude, a multiple of 4,096. None is the whole tensor.
+        bits: with 2 or more, what the signs lose is coded in the same way, and so on: bits per entry.
 
     Differences from the paper: the residual is in units of the gradient, not of gradient times learning rate.
-    The codes of many workers are averaged.
+    The codes of many workers are averaged. More than one bit.
     """
 
     name = "efsign"
     use_when = """You train with SGD over a slow link and want one bit per entry: the residual makes up for
     what the signs lose, so it converges where `signsgd` does not."""
-    avoid_when = """You train with AdamW: signs with error feedback end worse than `dense` there; take
-    `adam(exchange=efsign(bucket=4096))`. Or a few
-    entries of a tensor are far larger than the rest: all get the same magnitude."""
-    formula = "ceil(n / 8) + 4"
-    formula_note = "and 4 bytes for each further bucket"
+    avoid_when = """You train with AdamW: take `adam(exchange=efsign(bucket=4096))`. Or a few entries of a
+    tensor are far larger than the rest: all get the same magnitude."""
+    formula = "bits * (ceil(n / 8) + 4)"
+    formula_note = "and 4 bytes for each further bucket and bit"
     compute = "one pass to code, one to decode each received code, one to update the residual"
-    reference = """Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
-    compression schemes", 2019"""
+    reference = 'Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD", 2019'
+    rounds_per_step = "1 (a gather), or 2 with two shots, from three ranks on"
     feedback = True
+    two_shots_from = 3  # the second rounding goes into the residual
     bucket: int | None = field(default=None, metadata={"main": False})
+    bits: int = field(default=1, metadata={"main": False})
     reduce: Reduce = reduce_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.whole(self.name, "bits", self.bits, 1, 8)
         if self.bucket is not None:
             checks.whole(self.name, "bucket", self.bucket, kernels.SIGN_TILE)
             if self.bucket % kernels.SIGN_TILE:
@@ -68,26 +71,26 @@ class EFSign(Quantised):
         mean.write(out)  # out = (1/W) sum Delta
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
-        """sign(v), packed, and ||v||_1 / n, of every bucket if there are some."""
-        if self.bucket is not None:
-            return list(kernels.sign_pack_means(v, self.bucket))
-        bits, magnitude = kernels.sign_pack_mean(v)
-        return [bits, magnitude.float()]
+        """For each bit: the signs of what is left of v, packed, and its mean magnitudes."""
+        parts = signs_of(v, self.bucket)
+        for _ in range(1, self.bits):
+            parts += signs_of(v - self.decode([parts], v.numel()), self.bucket)
+        return parts
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        codes, magnitudes = [bits for bits, _ in received], [each for _, each in received]
-        if self.bucket is None:
-            kernels.sign_mean(codes, magnitudes, out.numel(), out)
-        else:
-            kernels.sign_means(codes, magnitudes, self.bucket, out.numel(), out)
+        signs_mean([parts[:2] for parts in received], self.bucket, out)
+        for bit in range(2, len(received[0]), 2):
+            more = torch.empty_like(out)
+            signs_mean([parts[bit : bit + 2] for parts in received], self.bucket, more)
+            out += more
 
     def encode_padded(self, v: torch.Tensor, n: int, seed: int, rotation: int) -> list[torch.Tensor]:
         del rotation  # it has none
-        bits, magnitudes = self.encode(v, seed)
-        return [padded(bits, -(-n // 8)), padded(magnitudes, self._magnitudes(n))]
+        sizes = [-(-n // 8), self._magnitudes(n)] * self.bits
+        return [padded(part, size) for part, size in zip(self.encode(v, seed), sizes, strict=True)]
 
     def code_bytes(self, n: int) -> int:
-        return -(-n // 8) + 4 * self._magnitudes(n)
+        return self.bits * (-(-n // 8) + 4 * self._magnitudes(n))
 
     def _magnitudes(self, n: int) -> int:
         return 1 if self.bucket is None else -(-n // self.bucket)

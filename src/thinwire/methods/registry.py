@@ -60,6 +60,7 @@ SCHEDULES = {
     "spasgd": "thinwire.averaging.spasgd:SPASGD",
     "pqasgd": "thinwire.averaging.pqasgd:PQASGD",
     "diloco": "thinwire.averaging.diloco:DiLoCo",
+    "postlocal": "thinwire.averaging.postlocal:PostLocal",
     "sparseloco": "thinwire.averaging.sparseloco:SparseLoCo",
     "periodic": "thinwire.averaging.periodic:Periodic",
 }

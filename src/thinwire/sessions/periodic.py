@@ -13,6 +13,7 @@ from torch import nn
 from thinwire import log
 from thinwire.averaging.base import Outer, Schedule
 from thinwire.averaging.clock import Clock
+from thinwire.averaging.exact_warmup import ExactWarmup
 from thinwire.averaging.fragments import Block, cut
 from thinwire.averaging.pace import Pace, overlap_for
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
@@ -94,6 +95,7 @@ class PeriodicSession(BaseSession):
             anchor_device=torch.device("cpu") if method.anchor == "cpu" else None,
             velocity=method.outer.momentum > 0,
         )
+        self.exact_warmup = ExactWarmup(self.blocks) if method.exact_warmup else None
         self.engine = Engine(
             self.common_parameters().items(),
             method.inner,
@@ -206,6 +208,33 @@ class PeriodicSession(BaseSession):
 
     # -- steps -----------------------------------------------------------------------------------------
 
+    def before_step(self) -> None:
+        """Called by the host before every optimizer step, when the gradients are there."""
+        program = self.gradient_program()
+        if program is not None:
+            self.run(Timed(program, self.meter))
+
+    def gradient_program(self) -> Program | None:
+        """For a driver: the coroutine that averages this rank's gradients, in the warm-up of some schedules.
+
+        Call it before every optimizer step, and run the programs of all ranks together.
+        """
+        if self.exact_warmup is None or self.step >= self.method.warmup:
+            return None
+        return self._average_gradients(self.exact_warmup)
+
+    async def _average_gradients(self, warmup: ExactWarmup) -> None:
+        for each in self.engine.executors:
+            each.label = f"the gradients of step {self.step}"
+        if not await warmup.average(self.step, list(self.buffers.values()), self.rank_info, self.engine.link):
+            self.aborted += 1
+            if self.speaks:
+                log.warning(
+                    "step %d is skipped on all ranks: a gradient is not finite (%d so far)",
+                    self.step,
+                    self.aborted,
+                )
+
     def after_step(self) -> None:
         """Called by the host after every optimizer step; runs a sync round if one is due."""
         self._pace.step_ends()
@@ -279,10 +308,25 @@ class PeriodicSession(BaseSession):
         if self._failure is not None:
             raise self._failure
         self.meter.count_step()
+        if self.exact_warmup is not None and self.step < self.method.warmup:
+            return self._count_exact_step(self.exact_warmup)
+        if self.exact_warmup is not None:
+            self.exact_warmup.scale_second_moments(self.optimizer, self.rank_info.size)
         due, delay, ends = self.clock.tick()
         while self.under_way and self.under_way[0][0].due <= self.clock.step:
             self._apply_next()
         return self._sync_round(due, delay, buffers=ends) if due else None
+
+    def _count_exact_step(self, warmup: ExactWarmup) -> None:
+        """The replicas have taken the same step, so they are equal: there is nothing to synchronise."""
+        if warmup.averaged_step != self.step:
+            raise ThinwireError(
+                f"the gradients of step {self.step} have not been averaged: {self.method.name} averages them "
+                "before each optimizer step of its warm-up (session.before_step, or gradient_program)"
+            )
+        self.clock.tick()
+        for block in self.blocks:
+            block.set_anchor()
 
     def _forced(self) -> SyncRound:
         everything = range(len(self.fragments))

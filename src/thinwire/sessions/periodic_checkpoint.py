@@ -20,7 +20,7 @@ from thinwire.sessions.checkpoint import Checked, OnResize
 if TYPE_CHECKING:
     from thinwire.sessions.periodic import PeriodicSession
 
-FORMAT = 5
+FORMAT = 6
 Tensors = dict[str, torch.Tensor]
 
 
@@ -35,6 +35,7 @@ def save(session: PeriodicSession) -> dict[str, Any]:
         "engine": checkpoint.save(session.engine),
         "anchors": _copy(_anchors(session.blocks)),
         "velocities": _copy(_velocities(session.blocks)),
+        "noise": _copy(_noise(session)),
         "replica": _drifted(session.blocks),
         "buffers": _copy(session.all_buffers),
         "optimizer": copy.deepcopy(local_state(session.optimizer.state_dict())),
@@ -54,6 +55,7 @@ def periodic_schema(session: PeriodicSession) -> schema.Schema:
         "engine": schema.record(checkpoint.engine_schema(session.engine)),
         "anchors": schema.tensors(_anchors(session.blocks), finite=True),
         "velocities": schema.tensors(_velocities(session.blocks), finite=True),
+        "noise": schema.tensors(_noise(session), finite=True),
         # Of one rank alone, and it may have diverged: its next sync round is aborted then.
         "replica": schema.tensors(pieces, complete=False),
         "buffers": schema.tensors(session.all_buffers),
@@ -98,6 +100,7 @@ def _apply(session: PeriodicSession, state: Mapping[str, Any], resized: bool) ->
     with torch.no_grad():
         _fill(_anchors(session.blocks), state["anchors"])
         _fill(_velocities(session.blocks), state["velocities"])
+        _fill(_noise(session), state["noise"])
         _fill(session.all_buffers, state["buffers"])
         for block in session.blocks:
             block.write(block.anchor)
@@ -135,6 +138,12 @@ def _velocities(blocks: Sequence[Block]) -> Tensors:
         if block.velocity is not None
         for name, part in _parts(block, block.velocity).items()
     }
+
+
+def _noise(session: PeriodicSession) -> Tensors:
+    """Squared norms of gradients that an exact warm-up has measured."""
+    warmup = session.exact_warmup
+    return {} if warmup is None else {"own": warmup.own, "common": warmup.common}
 
 
 def _drifted(blocks: Sequence[Block]) -> Tensors:

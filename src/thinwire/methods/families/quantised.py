@@ -40,6 +40,8 @@ class Quantised(Exchange):
     compute = "one pass to code, one pass to decode each received code"
     feedback: ClassVar[bool] = False
     """Whether the part that the code loses is added to the next gradient."""
+    two_shots_from: ClassVar[int] = 5
+    """With fewer ranks the second rounding costs more than its bytes save."""
     entries_per_byte: ClassVar[int | None] = None
     """If the parts are packed codes and scales of the whole: the number of codes in a byte."""
     reduce: Reduce
@@ -177,7 +179,7 @@ class Quantised(Exchange):
         """From five ranks on, two codes are smaller than the W-1 codes of a gather, headers included."""
         if self.reduce != "auto":
             return self.reduce == "twoshot" and size > 1
-        return size >= 5 and self.code_bytes(n) > PIECE_BYTES * min(size, PIECES)
+        return size >= self.two_shots_from and self.code_bytes(n) > PIECE_BYTES * min(size, PIECES)
 
     def _stretches(self, n: int, size: int) -> list[slice]:
         """One stretch per rank, of equal length and in whole units."""

@@ -1,4 +1,4 @@
-"""Two codes of signs: votes with one magnitude, and those of a rotated tensor with a scale per block."""
+"""Codes of signs: with mean magnitudes, as votes, and those of a rotated tensor with a scale per block."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ import torch
 
 from thinwire import kernels
 from thinwire.methods.families.quantised import Parts
+
+
+def signs_of(v: torch.Tensor, bucket: int | None) -> list[torch.Tensor]:
+    """sign(v), packed, and ||v||_1 / n, of every bucket if there are some."""
+    if bucket is not None:
+        return list(kernels.sign_pack_means(v, bucket))
+    bits, magnitude = kernels.sign_pack_mean(v)
+    return [bits, magnitude.float()]
+
+
+def signs_mean(received: Sequence[Parts], bucket: int | None, out: torch.Tensor) -> None:
+    codes, magnitudes = [bits for bits, _ in received], [each for _, each in received]
+    if bucket is None:
+        kernels.sign_mean(codes, magnitudes, out.numel(), out)
+    else:
+        kernels.sign_means(codes, magnitudes, bucket, out.numel(), out)
 
 
 def ballot(v: torch.Tensor, seed: int, scale: str | None) -> list[torch.Tensor]:
