@@ -72,7 +72,11 @@ def per_step() -> list[str]:
 
 def schedules() -> list[str]:
     """Every registered schedule, in short cycles; overlapped and in fragments as well."""
-    short = {"periodic": "periodic(exchange=topk(ratio=0.2), every=2)", "spasgd": "spasgd(groups=2)"}
+    short = {
+        "periodic": "periodic(exchange=topk(ratio=0.2), every=2)",
+        "spasgd": "spasgd(groups=2)",
+        "postlocal": "postlocal(every=2, warmup=4)",
+    }
     return [
         *(short.get(name, f"{name}(every=2)") for name in thinwire.list_schedules()),
         "pqasgd(every=3, bits=8, overlap=1)",

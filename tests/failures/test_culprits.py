@@ -71,6 +71,7 @@ CASES = [
     ("delayed(method=topk(ratio=0.1))", True, 1, 0.15),
     ("pqasgd(every=4, fragments=2, overlap=1)", True, 0, 0.17),
     ("pqasgd(every=4, fragments=2, overlap=1)", True, 2, 0.02),
+    ("postlocal(every=4)", True, 1, 0.09),  # in its warm-up
 ]
 
 
