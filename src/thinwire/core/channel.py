@@ -20,10 +20,7 @@ from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
 
-# A mean becomes part of a gather if its additional bytes take no longer on the link than this many messages
-# that carry nothing: a collective of its own takes at least as many.
-SAVED_MESSAGES = 2
-# And only while packing and unpacking it costs next to nothing.
+# A mean becomes part of a gather only while packing and unpacking it costs next to nothing.
 LARGEST_FOLDED_BYTES = 256 * 1024
 # On NCCL, frames whose lengths may differ are padded to their bound, if that is at most this long. It costs
 # less than a round of lengths, which the host has to read before it can size the next operation.
@@ -354,12 +351,13 @@ class _Rounds:
         return answers
 
     def _cheap_to_fold(self, means: dict[int, _Mean]) -> bool:
+        """Whether more bytes in a gather take no longer on the link than a collective of their own."""
         mean_bytes = sum(frames.parts_bytes([mean.x]) for mean in means.values())
         if mean_bytes > LARGEST_FOLDED_BYTES:
             return False
         size = self.rank_info.size
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
-        return self.link.seconds(0, inside.sent - alone.sent) <= self.link.seconds(SAVED_MESSAGES, 0)
+        return self.link.transfer_seconds(inside) <= self.link.seconds_for(alone)
 
     async def _means_with(self, note: agreement.Note, means: dict[int, _Mean]) -> dict[int, object]:
         """The means, and in the same operation the confirmation that all ranks are at the same point."""

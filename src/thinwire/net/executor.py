@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import costs, frames
+from thinwire.net.estimate import Samples
 from thinwire.net.frames import Operation
 from thinwire.net.groups import subgroup
 from thinwire.net.handshake import agree
@@ -62,6 +63,7 @@ class ProcessGroupExecutor:
         self._staging = Staging(streams) if on_gloo else None
         self._liveness = liveness or Liveness(group, session or group.group_name)
         self._inside = inside
+        self._samples: Samples | None = None
         self._levels: dict[bool, ProcessGroupExecutor] = {}
 
     def open_levels(self, hosts: Hosts) -> None:
@@ -94,7 +96,17 @@ class ProcessGroupExecutor:
             ended = time.perf_counter()
             counted = tally(op, cost, length, ended - begin)
             self.meter.count(op.name, counted, ended, inside=self._inside)
+            if self._samples is not None:
+                self._samples.add(cost, ended - begin)
         return answer
+
+    def sample(self, samples: Samples) -> None:
+        """Note the time of every operation here; with two levels, of those between hosts."""
+        between = self._levels.get(False)
+        if between is not None:
+            between.sample(samples)
+        elif not self._levels:
+            self._samples = samples
 
     def sum_of(
         self, tensor: torch.Tensor, done: Callable[[BaseException | None], None]
