@@ -52,10 +52,14 @@ def measure(execute: Callable[[frames.Primitive], object], rank_info: RankInfo) 
         taken.append(watch.gather(_SECONDS.size))
     small = statistics.median(taken)
     length = max(1, FIRST_BYTES // (size - 1))
-    spent = seconds = watch.gather(length)
-    while seconds - small < max(LARGE_SECONDS, small) and spent < LONGEST + LONGER * small and length < LAST_BYTES:
+    spent = seconds = watch.shortest(length)
+    while (
+        seconds - small < max(LARGE_SECONDS, small)
+        and spent < LONGEST + LONGER * small
+        and length < LAST_BYTES
+    ):
         length *= LARGER
-        seconds = watch.gather(length)
+        seconds = watch.shortest(length)
         spent += seconds
     moved = costs.all_gather(size, length).sent
     return Link(small / costs.all_gather(size, 1).hops, moved / max(seconds - small, seconds / 10))
@@ -65,6 +69,10 @@ class _Stopwatch:
     def __init__(self, execute: Callable[[frames.Primitive], object], rank_info: RankInfo) -> None:
         self._execute = execute
         self._rank_info = rank_info
+
+    def shortest(self, length: int) -> float:
+        """The shorter of two: something else may have been in the way."""
+        return min(self.gather(length), self.gather(length))
 
     def gather(self, length: int) -> float:
         """Seconds of a gather with blocks of this length: of the rank that came last and waited for none."""
