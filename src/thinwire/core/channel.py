@@ -8,6 +8,7 @@ operation, so a bucket of fifty tensors costs one payload per round, not fifty.
 from __future__ import annotations
 
 import hashlib
+import struct
 import zlib
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
@@ -494,12 +495,10 @@ class _Rounds:
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
 
     async def _lengths(self, frame: torch.Tensor, limit: int) -> list[int]:
-        """The frame lengths of all ranks: a round of its own, eight bytes per rank."""
-        mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
-        gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frames.as_bytes(mine), 0)))
-        lengths = cast("list[int]", gathered.view(torch.int64).flatten().tolist())
-        _check_lengths(lengths, limit)
-        return lengths
+        """The frame lengths of all ranks: a round of its own, two or four bytes per rank."""
+        mine = _written([frame.numel()], limit).to(frame.device)
+        gathered = cast(torch.Tensor, await _Ask(frames.AllGather(mine, 0)))
+        return _lengths_in(gathered.flatten(), limit)
 
     async def _broadcasts(self, broadcasts: dict[int, _Broadcast]) -> dict[int, object]:
         answers: dict[int, object] = {}
@@ -566,19 +565,36 @@ class _Rounds:
         return self._unpack([arrived[rank] for rank in senders], parts, None, senders) if here else []
 
     async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor], limit: int) -> list[int]:
-        """The lengths of the frames that the ranks have for this one: eight bytes to every other rank."""
-        lengths = torch.tensor([f.numel() for f in outgoing], dtype=torch.int64, device=outgoing[0].device)
-        blocks = torch.split(frames.as_bytes(lengths), 8)
-        arrived = cast(
-            "list[torch.Tensor]", await _Ask(frames.AllToAll(blocks, (8,) * self.rank_info.size, 0))
-        )
-        announced = cast("list[int]", torch.cat(arrived).view(torch.int64).tolist())
-        _check_lengths(announced, limit)
-        return announced
+        """The lengths of the frames that the ranks have for this one: two or four bytes to every other."""
+        written = _written([frame.numel() for frame in outgoing], limit).to(outgoing[0].device)
+        size = self.rank_info.size
+        width = written.numel() // size
+        blocks = torch.split(written, width)
+        arrived = cast("list[torch.Tensor]", await _Ask(frames.AllToAll(blocks, (width,) * size, 0)))
+        return _lengths_in(torch.cat(arrived), limit)
+
+
+def _width(limit: int) -> str:
+    """The narrowest whole number, for `struct`, that holds lengths up to this limit, which all ranks know."""
+    return "H" if limit < 2**16 else "I"
+
+
+def _written(lengths: Sequence[int], limit: int) -> torch.Tensor:
+    return torch.frombuffer(
+        bytearray(struct.pack(f"<{len(lengths)}{_width(limit)}", *lengths)), dtype=torch.uint8
+    )
+
+
+def _lengths_in(written: torch.Tensor, limit: int) -> list[int]:
+    """The lengths that the ranks announce, checked before memory is reserved for them."""
+    width = _width(limit)
+    count = written.numel() // struct.calcsize(f"<{width}")
+    lengths = list(struct.unpack(f"<{count}{width}", frames.to_bytes(written)))
+    _check_lengths(lengths, limit)
+    return lengths
 
 
 def _check_lengths(lengths: Sequence[int], limit: int) -> None:
-    """Before memory is reserved for what the other ranks announce."""
     for rank, length in enumerate(lengths):
         if not frames.HEADER_BYTES <= length <= limit or length % 8:
             raise frames.PayloadError(

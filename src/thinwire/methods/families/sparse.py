@@ -25,7 +25,7 @@ ASSUMED_LINK = Link()
 FIRST_RATIO = 0.25
 COUNT_BYTES = 4
 # The bytes of one more piece besides its entries: a header, a table of lengths, its own length.
-SPLIT_OVERHEAD_BYTES = 48
+SPLIT_OVERHEAD_BYTES = 42
 SPLIT_ROUNDS = 2
 """How many more rounds a split takes than a gather; a round has a hop to every other rank."""
 
