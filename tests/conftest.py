@@ -17,6 +17,8 @@ hypothesis.settings.load_profile("thinwire")
 launch.PRELOADED.append("tests.preload")
 # Two ranks to a host, also in the workers that tests start, for `hierarchical` with its default options.
 os.environ.setdefault("LOCAL_WORLD_SIZE", "2")
+# Decisions by a given link, not by one that is measured beside other tests.
+os.environ.setdefault("THINWIRE_LINK", "1gbit")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -246,26 +246,33 @@ class Boaster(Lockstep):
 
     def perform(self, ops, ranks, *, inside=False):
         for op in ops[1:2]:
-            if isinstance(op, frames.AllGather) and op.block.numel() == 8:
-                op.block.view(torch.int64)[0] = self._announced
-            if isinstance(op, frames.AllToAll) and op.blocks[0].numel() == 8:
-                for block in op.blocks:
-                    block.view(torch.int64)[0] = self._announced
+            blocks = [op.block] if isinstance(op, frames.AllGather) else op.blocks
+            for block in blocks:
+                if block.numel() in (2, 4):  # a length, not a frame
+                    block.copy_(torch.tensor(list(self._announced.to_bytes(block.numel(), "little"))))
         return super().perform(ops, ranks, inside=inside)
 
 
-@pytest.mark.parametrize("announced", [-8, 0, 17, 888, 2**32, 2**62])
+@pytest.mark.parametrize(
+    ("longest", "announced"),
+    [(100, 0), (100, 17), (100, 888), (100, 2**16 - 8), (20_000, 8), (20_000, 2**17), (20_000, 2**32 - 8)],
+)
 @pytest.mark.parametrize("kind", ["gather", "scatter"])
-def test_a_length_that_cannot_be_is_refused_before_memory_is_reserved(kind: str, announced: int) -> None:
-    """100 float32 and a folded mean of 2 make a frame of at most 16 + 8 + 400 + 8 bytes."""
+def test_a_length_that_cannot_be_is_refused_before_memory_is_reserved(
+    kind: str, longest: int, announced: int
+) -> None:
+    """float32 and a folded mean of 2 make a frame of at most 16 + 8 + 4 longest + 8 bytes.
+
+    Lengths are told in two bytes, if all fit, or in four.
+    """
 
     def make(ch: Channel, results: list):
         async def ask() -> None:
             mine = [torch.zeros(3)]
             if kind == "gather":
-                await ch.gather(mine, longest=[100])
+                await ch.gather(mine, longest=[longest])
             else:
-                await ch.scatter([mine] * ch.size, longest=[100])
+                await ch.scatter([mine] * ch.size, longest=[longest])
 
         async def folded() -> None:
             if kind == "gather":
@@ -273,7 +280,7 @@ def test_a_length_that_cannot_be_is_refused_before_memory_is_reserved(kind: str,
 
         return [ask(), folded()]
 
-    limit = 432 if kind == "gather" else 424
+    limit = 24 + 4 * longest + (8 if kind == "gather" else 0)
     expected = f"rank 1 announces a payload of {announced} bytes; this method sends at most {limit}"
     with pytest.raises(PayloadError, match=expected):
         run_all(3, make, Boaster(3, announced))

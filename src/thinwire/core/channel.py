@@ -8,6 +8,7 @@ operation, so a bucket of fifty tensors costs one payload per round, not fifty.
 from __future__ import annotations
 
 import hashlib
+import struct
 import zlib
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,7 @@ from thinwire.errors import ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.rank_info import RankInfo
 
-# A mean becomes part of a gather if its additional bytes take no longer on the link than this many messages
-# that carry nothing: a collective of its own takes at least as many.
-SAVED_MESSAGES = 2
-# And only while packing and unpacking it costs next to nothing.
+# A mean becomes part of a gather only while packing and unpacking it costs next to nothing.
 LARGEST_FOLDED_BYTES = 256 * 1024
 # On NCCL, frames whose lengths may differ are padded to their bound, if that is at most this long. It costs
 # less than a round of lengths, which the host has to read before it can size the next operation.
@@ -354,12 +352,13 @@ class _Rounds:
         return answers
 
     def _cheap_to_fold(self, means: dict[int, _Mean]) -> bool:
+        """Whether more bytes in a gather take no longer on the link than a collective of their own."""
         mean_bytes = sum(frames.parts_bytes([mean.x]) for mean in means.values())
         if mean_bytes > LARGEST_FOLDED_BYTES:
             return False
         size = self.rank_info.size
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
-        return self.link.seconds(0, inside.sent - alone.sent) <= self.link.seconds(SAVED_MESSAGES, 0)
+        return self.link.transfer_seconds(inside) <= self.link.seconds_for(alone)
 
     async def _means_with(self, note: agreement.Note, means: dict[int, _Mean]) -> dict[int, object]:
         """The means, and in the same operation the confirmation that all ranks are at the same point."""
@@ -496,12 +495,10 @@ class _Rounds:
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
 
     async def _lengths(self, frame: torch.Tensor, limit: int) -> list[int]:
-        """The frame lengths of all ranks: a round of its own, eight bytes per rank."""
-        mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
-        gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frames.as_bytes(mine), 0)))
-        lengths = cast("list[int]", gathered.view(torch.int64).flatten().tolist())
-        _check_lengths(lengths, limit)
-        return lengths
+        """The frame lengths of all ranks: a round of its own, two or four bytes per rank."""
+        mine = _written([frame.numel()], limit).to(frame.device)
+        gathered = cast(torch.Tensor, await _Ask(frames.AllGather(mine, 0)))
+        return _lengths_in(gathered.flatten(), limit)
 
     async def _broadcasts(self, broadcasts: dict[int, _Broadcast]) -> dict[int, object]:
         answers: dict[int, object] = {}
@@ -568,19 +565,36 @@ class _Rounds:
         return self._unpack([arrived[rank] for rank in senders], parts, None, senders) if here else []
 
     async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor], limit: int) -> list[int]:
-        """The lengths of the frames that the ranks have for this one: eight bytes to every other rank."""
-        lengths = torch.tensor([f.numel() for f in outgoing], dtype=torch.int64, device=outgoing[0].device)
-        blocks = torch.split(frames.as_bytes(lengths), 8)
-        arrived = cast(
-            "list[torch.Tensor]", await _Ask(frames.AllToAll(blocks, (8,) * self.rank_info.size, 0))
-        )
-        announced = cast("list[int]", torch.cat(arrived).view(torch.int64).tolist())
-        _check_lengths(announced, limit)
-        return announced
+        """The lengths of the frames that the ranks have for this one: two or four bytes to every other."""
+        written = _written([frame.numel() for frame in outgoing], limit).to(outgoing[0].device)
+        size = self.rank_info.size
+        width = written.numel() // size
+        blocks = torch.split(written, width)
+        arrived = cast("list[torch.Tensor]", await _Ask(frames.AllToAll(blocks, (width,) * size, 0)))
+        return _lengths_in(torch.cat(arrived), limit)
+
+
+def _width(limit: int) -> str:
+    """The narrowest whole number, for `struct`, that holds lengths up to this limit, which all ranks know."""
+    return "H" if limit < 2**16 else "I"
+
+
+def _written(lengths: Sequence[int], limit: int) -> torch.Tensor:
+    return torch.frombuffer(
+        bytearray(struct.pack(f"<{len(lengths)}{_width(limit)}", *lengths)), dtype=torch.uint8
+    )
+
+
+def _lengths_in(written: torch.Tensor, limit: int) -> list[int]:
+    """The lengths that the ranks announce, checked before memory is reserved for them."""
+    width = _width(limit)
+    count = written.numel() // struct.calcsize(f"<{width}")
+    lengths = list(struct.unpack(f"<{count}{width}", frames.to_bytes(written)))
+    _check_lengths(lengths, limit)
+    return lengths
 
 
 def _check_lengths(lengths: Sequence[int], limit: int) -> None:
-    """Before memory is reserved for what the other ranks announce."""
     for rank, length in enumerate(lengths):
         if not frames.HEADER_BYTES <= length <= limit or length % 8:
             raise frames.PayloadError(

@@ -28,13 +28,14 @@ from thinwire.core.channel import (
 from thinwire.core.delay import Delay
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
+from thinwire.core.measured_link import MeasuredLink, given_link
 from thinwire.core.routing import Group, Router, View, plan
 from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, local
 from thinwire.core.state import SavedState, StateStore
 from thinwire.core.two_levels import hosts_of_groups, two_levels
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.net import frames
+from thinwire.net import estimate, frames
 from thinwire.net.bulletin import Bulletin
 from thinwire.net.costs import Link
 from thinwire.net.executor import ProcessGroupExecutor
@@ -63,6 +64,7 @@ class Engine:
         seed: of the random numbers that the ranks share.
         scaler: the GradScaler in use, so that residuals follow its scale.
         optimizer: the optimizer in use, whose learning rate some methods need.
+        link: the link by which the cheapest operations are chosen; None measures it.
     """
 
     def __init__(
@@ -82,7 +84,10 @@ class Engine:
         self.seed = seed
         self.step = 0
         self.scale = 1.0
-        self.link = link or Link()
+        given = given_link(link)
+        self.link = given or Link()
+        self.measured: MeasuredLink | None = None
+        """Where the link comes from, if it is measured."""
         self.meter = Meter()
         self.states = StateStore()
         self.executors: list[ProcessGroupExecutor] = []
@@ -104,6 +109,8 @@ class Engine:
         # A method with two levels, or with a delay, decides by the commit what it keeps.
         self.remembers = method.traits.two_levels or method.traits.delayed or not stateless
         self.delay = Delay(on=method.options().get("delay") != "auto") if method.traits.delayed else None
+        self._measures = given is None and not stateless
+        self._votes = False  # whether the next program is to bring a vote on the link
         self._position = {name: position for position, name in enumerate(self._slots)}
         self._scaler = scaler
         self._optimizer = optimizer
@@ -148,11 +155,29 @@ class Engine:
             if self.hosts is not None:
                 for each in self.executors:
                     each.open_levels(self.hosts)
+            self._begin_to_measure()
         except BaseException:
             self.close()
             raise
         self.meter.reset()
         self.first_rank = ranks[0]
+
+    def _begin_to_measure(self) -> None:
+        if not self._measures or self.rank_info.size == 1:
+            return
+        self.measured = MeasuredLink(self.exchange_ranks, speaks=self.speaks)
+        for each in self.executors:
+            each.sample(self.measured.samples)
+        self.probe()
+
+    def probe(self) -> None:
+        """Measure the link, if it is not given; call it on every rank, between two steps.
+
+        Between two ranks nothing is decided by it.
+        """
+        if self.measured is not None and self.rank_info.size > 2:
+            self.measured.set(estimate.measure(self.executor.execute, self.rank_info), "as measured")
+            self.link = self.measured.link
 
     def _resolve(self) -> ConfigError | None:
         """Take options from the environment; returns the error if that is not possible."""
@@ -236,7 +261,7 @@ class Engine:
             "seed": self.seed,
             "dense_below": self.router.dense_below,
             "parameters": self.described_parameters(),
-            **({} if self.link == Link() else {"link": repr(self.link)}),
+            "link": "measured" if self._measures else repr(self.link),
         }
 
     def described_parameters(self) -> list[list[Any]]:
@@ -336,14 +361,22 @@ class Engine:
             each.label = f"step {self.meter.steps}"
         if len(self._announced) < 2:
             self._before_step = self.meter.total
+        if self.measured is not None:
+            self.link = self.measured.conclude(self.steps_here)
+            self._votes = self.measured.is_due(self.steps_here)
 
     def program(self, views: Sequence[View]) -> Program:
         """The coroutine that averages these views on one rank, for a driver to run."""
-        return Timed(self._program(views), self.meter)
+        return Timed(self._program(views, self._is_first()), self.meter)
 
     def behind(self, views: Sequence[View]) -> Program:
         """The coroutine of a delayed step: it keeps the means for the next one, which `delay` hands out."""
-        return Timed(self._keep(views), self.meter)
+        return Timed(self._keep(views, self._is_first()), self.meter)
+
+    def _is_first(self) -> bool:
+        """Whether this is the first program of a step with a vote: the same one on all ranks."""
+        votes, self._votes = self._votes, False
+        return votes
 
     def scatter_program(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> Program:
         """The coroutine that gives each rank the mean of its own piece; `key` names the pieces."""
@@ -376,24 +409,26 @@ class Engine:
             if len(self._announced) == 2 and self.speaks:
                 self._announce(*self._announced)
 
-    async def _program(self, views: Sequence[View]) -> None:
+    async def _program(self, views: Sequence[View], votes: bool) -> None:
         if self.delay is None or not self.delay.on:
-            await self._now(views)
+            await self._now(views, votes)
             return
         copies = [View(view.layout, x, x) for view in views for x in (view.x.clone(),)]
         before = self.delay.ready
-        await self._keep(copies)
+        await self._keep(copies, votes)
         now, self.delay.ready = self.delay.ready, before
         self.delay.hand_out(views)
         self.delay.ready = now
 
-    async def _keep(self, views: Sequence[View]) -> None:
+    async def _keep(self, views: Sequence[View], votes: bool) -> None:
         step = self.step
-        committed = await committed_by(self._now(views))
+        committed = await committed_by(self._now(views, votes))
         if self.delay is not None:
             self.delay.keep(step, views, committed)
 
-    async def _now(self, views: Sequence[View]) -> None:
+    async def _now(self, views: Sequence[View], votes: bool) -> None:
+        if votes and self.measured is not None:
+            await self.measured.vote(views[0].layout.device)
         if self.hosts is None:
             await self._exchange(views)
         else:

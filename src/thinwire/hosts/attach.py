@@ -21,6 +21,8 @@ from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
 from thinwire.methods.delayed import Delayed
 from thinwire.methods.registry import parse
+from thinwire.net.costs import Link
+from thinwire.net.link import slowest_link
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
@@ -41,6 +43,7 @@ def attach(
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
+    link: str | Link | None = None,
 ) -> PeriodicSession: ...
 
 
@@ -59,6 +62,7 @@ def attach(
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
+    link: str | Link | None = None,
 ) -> Session: ...
 
 
@@ -77,6 +81,7 @@ def attach(
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
+    link: str | Link | None = None,
 ) -> BaseSession: ...
 
 
@@ -94,6 +99,7 @@ def attach(
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
     manager: Any = None,
+    link: str | Link | None = None,
 ) -> BaseSession:
     """Train a model with a method; the training loop stays as it is.
 
@@ -139,6 +145,8 @@ def attach(
             process group. Methods then average gradients inside `manager.should_commit()`. The model is a
             bare one; in groups of several ranks, one that DDP or FSDP2 trains inside of each group (see the
             guide on torchft).
+        link: the link by which the session chooses its operations, such as "100mbit,latency=5ms". None takes
+            that of the environment variable THINWIRE_LINK, or measures it; see the guide on choosing.
     """
     optimizer = _unwrapped(optimizer)
     model = _without_compiler(model)
@@ -151,11 +159,11 @@ def attach(
     if manager is not None and process_group is not None:
         raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
-        _check_auto(manager, inner_group, delay)
+        _check_auto(manager, inner_group, delay, link)
         return attach_auto(
             model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
         )
-    chosen = _with_delay(parse(method), delay)
+    chosen, slowest = _with_delay(parse(method), delay), None if link is None else slowest_link(link)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     if is_scheduled(model) or has_session(model) or (sharded and _has_fsdp_session(model)):
@@ -164,6 +172,8 @@ def attach(
     _check_delay(chosen, sharded=sharded, managed=manager is not None)
     _check_needed(chosen, optimizer)
     if manager is not None:
+        if slowest is not None:
+            raise ConfigError("link is not for replica groups, which come and go: leave it out")
         from thinwire.hosts.torchft import attach_managed
 
         return attach_managed(
@@ -187,6 +197,7 @@ def attach(
             dense_below=dense_below,
             scaler=scaler,
             optimizer=optimizer,
+            link=slowest,
         )
     if isinstance(chosen, Exchange):
         if process_group is not None:
@@ -202,6 +213,7 @@ def attach(
             scaler=scaler,
             optimizer=optimizer,
             inner_group=inner_group,
+            link=slowest,
         )
     if not isinstance(chosen, Schedule):
         raise ConfigError(f"{chosen.name} is neither an exchange nor a schedule")
@@ -219,6 +231,7 @@ def attach(
         process_group=process_group,
         inner_group=inner_group,
         steps=steps,
+        link=slowest,
     )
 
 
@@ -230,7 +243,11 @@ def _with_delay(method: Configured, delay: Wait) -> Configured:
     return Delayed(method, delay)
 
 
-def _check_auto(manager: object, inner_group: dist.ProcessGroup | None, delay: Wait) -> None:
+def _check_auto(
+    manager: object, inner_group: dist.ProcessGroup | None, delay: Wait, link: str | Link | None
+) -> None:
+    if link is not None:
+        raise ConfigError("auto measures the link: leave link out, or choose a method")
     if delay != 0:
         raise ConfigError("auto does not choose a method with a delay: leave delay out, or choose a method")
     if manager is not None:

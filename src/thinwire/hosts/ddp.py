@@ -14,11 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.measured_link import Spans
 from thinwire.core.routing import View
 from thinwire.drivers.behind import Behind
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.net.costs import Link
 from thinwire.sessions.gradient import Session
 
 LANES = 2
@@ -65,6 +67,7 @@ def attach_gradients(
     scaler: LossScale | None,
     optimizer: torch.optim.Optimizer | None,
     inner_group: dist.ProcessGroup | None = None,
+    link: Link | None = None,
 ) -> Session:
     """Average a DDP model's gradients; the arguments are those of `thinwire.attach`."""
     if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -99,6 +102,7 @@ def attach_gradients(
         scaler=scaler,
         optimizer=optimizer,
         inner_group=inner_group,
+        link=link,
     )
     host = _DdpHost(session.engine, names, driver)
     if session.behind is not None:
@@ -210,15 +214,21 @@ class _DdpHost:
         self._whole_model = any(exchange.traits.scope == "model" for exchange in engine.exchanges)
         self._next_lane = 0
         self._last_done = 0.0
+        self._begun_at, self._taken = 0.0, 0
+        self._spans = None if self._plain else _spans_of(engine)
+        self._merges = False
 
     def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         if self._step is None:
             self._step = Step(self.engine.end_step)
             self._next_lane = 0
             self._errors = []
+            if self._spans is not None:
+                self._measure(self._spans)
             # Under `join()` a rank that has finished early calls the hook outside any backward pass.
             self._in_backward = cast(Any, torch)._C._current_graph_task_id() >= 0
             self.engine.begin_step()
+            self._merges = self._whole_model or (self._spans is not None and self._spans.merged)
         step = self._step
         try:
             return self._take(step, bucket)
@@ -227,8 +237,15 @@ class _DdpHost:
             step.fail(error)
             raise
 
+    def _measure(self, spans: Spans) -> None:
+        """A step begins: how long the exchange of the last one took."""
+        if self._taken:
+            spans.add(self._last_done - self._begun_at, self._taken)
+        self._begun_at, self._taken = time.perf_counter(), 0
+
     def _take(self, step: Step, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         view, last = self._view(bucket), bucket.is_last()
+        self._taken += 1
         lanes = self.lanes
         if self._plain and self._in_backward and isinstance(lanes, Direct):
             future = lanes.mean(view.out, step, self._errors)
@@ -247,7 +264,7 @@ class _DdpHost:
     def _hand_over(
         self, step: Step, view: View, future: "torch.futures.Future[torch.Tensor]", last: bool
     ) -> None:
-        if self._whole_model:
+        if self._merges:
             self._held.append((view, future))
             if last:
                 held, self._held = self._held, []
@@ -306,6 +323,18 @@ class _DdpHost:
         if layout.numel != buffer.numel():
             raise ThinwireError(f"a bucket of {buffer.numel()} entries has parameters for {layout.numel}")
         return layout
+
+
+def _spans_of(engine: Engine) -> Spans | None:
+    """If the link is measured: decides whether buckets are exchanged together.
+
+    Only where that changes no state: an exchange sees one tensor at a time, or is a mean without state.
+    """
+    apart = all(e.traits.single_mean or not e.traits.elementwise for e in engine.exchanges)
+    if engine.measured is None or not apart or any(e.traits.scope != "tensor" for e in engine.exchanges):
+        return None
+    engine.measured.spans = Spans()
+    return engine.measured.spans
 
 
 class _DelayedHost(_DdpHost):

@@ -31,6 +31,7 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.ddp import session_with_driver
 from thinwire.hosts.fsdp_scatter import attach_scatter
 from thinwire.net import frames
+from thinwire.net.costs import Link
 from thinwire.net.executor import ProcessGroupExecutor
 from thinwire.net.groups import private_groups
 from thinwire.net.handshake import agree
@@ -55,6 +56,7 @@ def attach_fsdp(
     dense_below: int,
     scaler: LossScale | None,
     optimizer: torch.optim.Optimizer | None,
+    link: Link | None = None,
 ) -> Session:
     """Average the shards' gradients over the replicas; the arguments are those of `thinwire.attach`.
 
@@ -69,6 +71,7 @@ def attach_fsdp(
             dense_below=dense_below,
             scaler=scaler,
             optimizer=optimizer,
+            link=link,
         )
         _attached.add(model)
         session.on_detach(lambda: _attached.discard(model))
@@ -85,6 +88,7 @@ def attach_fsdp(
         dense_below=dense_below,
         scaler=scaler,
         optimizer=optimizer,
+        link=link,
     )
     session.needs_forward("FSDP gathers parameters in it")
     host = _FsdpHost(session, _buckets(model, parameters), driver, overlap)

@@ -18,6 +18,7 @@ from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.registry import list_methods
+from thinwire.net.costs import Link
 from thinwire.sessions.gradient import Session
 
 HYBRID = (
@@ -51,6 +52,7 @@ def attach_scatter(
     dense_below: int,
     scaler: LossScale | None,
     optimizer: torch.optim.Optimizer | None,
+    link: Link | None = None,
 ) -> Session:
     """Replace the reduce-scatter of every FSDP module; the arguments are those of `thinwire.attach`."""
     meshes = {cast(Any, p).device_mesh for p in parameters.values()}
@@ -77,6 +79,7 @@ def attach_scatter(
         dense_below=dense_below,
         scaler=scaler,
         optimizer=optimizer,
+        link=link,
     )
     session.needs_forward("FSDP gathers parameters in it")
     # Empty ones, but a checkpoint has to have them.

@@ -18,6 +18,7 @@ from thinwire.core import checks
 from thinwire.core.engine import LossScale
 from thinwire.core.optimizer_state import with_gradients
 from thinwire.errors import ConfigError
+from thinwire.net.costs import Link
 from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.replicas import bare
 
@@ -40,6 +41,7 @@ def attach_schedule(
     process_group: dist.ProcessGroup | None,
     inner_group: dist.ProcessGroup | None,
     steps: int | None,
+    link: Link | None = None,
 ) -> PeriodicSession:
     """Synchronise the replicas after the optimizer steps that `method` asks for."""
     if steps is not None:
@@ -65,6 +67,7 @@ def attach_schedule(
         seed=seed,
         dense_below=dense_below,
         inner_group=inner_group,
+        link=link,
     )
     if isinstance(model, DistributedDataParallel):
         session.on_detach(silence(model))

@@ -69,7 +69,7 @@ class SignSGD(Quantised):
         if self.rotate:
             await super().run(x, out, state, ch)
             return
-        n, two_shot = x.numel(), self.two_shot(x.numel(), ch.size)
+        n, two_shot = x.numel(), self.two_shot(x.numel(), ch.size, ch.link)
         bits, own = self.encode(x, ch.private_seed())  # sign(g), and this rank's share of m
         majority, told = await vote(bits, own, ch, two_shot=two_shot)
         await ch.commit(told.isfinite().all())

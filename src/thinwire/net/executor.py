@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import costs, frames
+from thinwire.net.estimate import Samples
 from thinwire.net.frames import Operation
 from thinwire.net.groups import subgroup
 from thinwire.net.handshake import agree
 from thinwire.net.link import Links, parse
 from thinwire.net.liveness import Liveness
-from thinwire.net.meter import Meter, Tally
+from thinwire.net.meter import Finished, Meter, Tally
 from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.net.staging import Staging
 from thinwire.net.streams import CUDA, Streams, refuse_capture
@@ -62,6 +63,8 @@ class ProcessGroupExecutor:
         self._staging = Staging(streams) if on_gloo else None
         self._liveness = liveness or Liveness(group, session or group.group_name)
         self._inside = inside
+        self._samples: Samples | None = None
+        self._tallies: dict[int, Tally] = {}  # of the sums that `issue` began, by their length
         self._levels: dict[bool, ProcessGroupExecutor] = {}
 
     def open_levels(self, hosts: Hosts) -> None:
@@ -94,7 +97,17 @@ class ProcessGroupExecutor:
             ended = time.perf_counter()
             counted = tally(op, cost, length, ended - begin)
             self.meter.count(op.name, counted, ended, inside=self._inside)
+            if self._samples is not None:
+                self._samples.add(cost, ended - begin)
         return answer
+
+    def sample(self, samples: Samples) -> None:
+        """Note the time of every operation here; with two levels, of those between hosts."""
+        between = self._levels.get(False)
+        if between is not None:
+            between.sample(samples)
+        elif not self._levels:
+            self._samples = samples
 
     def sum_of(
         self, tensor: torch.Tensor, done: Callable[[BaseException | None], None]
@@ -105,7 +118,7 @@ class ProcessGroupExecutor:
             done(error)
             return tensor if error is None else tensor.fill_(torch.nan)
 
-        return self.issue(frames.AllReduce(tensor, tensor.numel() * tensor.element_size()), told)
+        return self.issue(frames.AllReduce(tensor, tensor.nbytes), told)
 
     def issue(
         self, op: frames.AllReduce, done: Callable[[BaseException | None], Any]
@@ -117,19 +130,21 @@ class ProcessGroupExecutor:
         if self.pace is not None:
             return self._issue_throttled(op, done)
         begin = time.perf_counter()
-        liveness, meter, rank_info, label = self._liveness, self.meter, self.rank_info, self.label
-        cost_of_this = self._cost_of
+        liveness, finished, label = self._liveness, self.meter.finished, self.label
+        length = op.tensor.nbytes
+        counted = self._tallies.get(length)
+        if counted is None or counted.payload_bytes != op.payload_bytes:
+            counted = self._tallies[length] = tally(op, *self._cost_of(op, self.rank_info), 0.0)
         under_way = _Noted(liveness, op.name, label)
 
+        # The next operation waits for this function, so it does as little as possible.
         def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> Any:
             with under_way:
                 try:
                     future.value()
                 except RuntimeError as error:
                     return done(liveness.diagnose(f"{op.name} of {label}", error))
-            cost, length = cost_of_this(op, rank_info)
-            ended = time.perf_counter()
-            meter.count(op.name, tally(op, cost, length, ended - begin), ended)
+            finished.append(Finished(op.name, counted, begin, time.perf_counter()))
             return done(None)
 
         return cast(Any, self.group.allreduce([op.tensor])).get_future().then(arrived)

@@ -89,6 +89,15 @@ def parse(text: str | Links) -> Links:
     return links
 
 
+def slowest_link(links: str | Link) -> Link:
+    """A link, or the slowest of a specification."""
+    if isinstance(links, Link):
+        return links
+    every = parse(links).all_links
+    up, down = min(link.up_bandwidth for link in every), min(link.down_bandwidth for link in every)
+    return Link(max(link.latency for link in every), up, None if up == down else down)
+
+
 def _check_for_lab(links: Links) -> None:
     for link in links.all_links:
         if link != UNLIMITED and (link.latency, link.jitter) != (Link().latency, 0.0):

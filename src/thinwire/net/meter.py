@@ -6,6 +6,7 @@ import functools
 import operator
 import threading
 import time
+from collections import deque
 from collections.abc import Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,15 @@ class Tally(NamedTuple):
 
     def minus(self, other: Tally) -> Tally:
         return Tally._make(map(operator.sub, self, other))
+
+
+class Finished(NamedTuple):
+    """An operation that has ended; the seconds of its tally are not filled in yet."""
+
+    operation: str
+    tally: Tally
+    began: float
+    ended: float
 
 
 @dataclass
@@ -59,6 +69,8 @@ class Meter:
     work_seconds: float = 0.0
     network_seconds: float = 0.0
     by_operation: dict[str, Tally] = field(default_factory=dict[str, Tally])
+    finished: deque[Finished] = field(default_factory=deque["Finished"], repr=False)
+    """Operations that are counted with their step: where they end there is no time for it."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _counted_until: float = field(default=0.0, repr=False)
 
@@ -69,15 +81,29 @@ class Meter:
         if inside:
             operation = INSIDE + operation
         with self._lock:
-            self.by_operation[operation] = self.by_operation.get(operation, Tally()).plus(tally)
+            self._add(operation, tally)
             if ended is not None:
-                # Operations are counted as they end, so what overlaps lies before the last end.
-                self.network_seconds += max(0.0, ended - max(ended - tally.seconds, self._counted_until))
-                self._counted_until = max(ended, self._counted_until)
+                self._add_time(ended - tally.seconds, ended)
+
+    def _add(self, operation: str, tally: Tally) -> None:
+        self.by_operation[operation] = self.by_operation.get(operation, Tally()).plus(tally)
+
+    def _add_time(self, began: float, ended: float) -> None:
+        # Operations are counted as they end, so what overlaps lies before the last end.
+        self.network_seconds += max(0.0, ended - max(began, self._counted_until))
+        self._counted_until = max(ended, self._counted_until)
+
+    def _count_finished(self) -> None:
+        """With the lock."""
+        while self.finished:
+            operation, tally, began, ended = self.finished.popleft()
+            self._add(operation, tally._replace(seconds=ended - began))
+            self._add_time(began, ended)
 
     def count_step(self, *, skipped: bool = False) -> None:
         """Count one step."""
         with self._lock:
+            self._count_finished()
             self.steps += 1
             self.skipped_steps += skipped
 
@@ -89,6 +115,7 @@ class Meter:
     def reset(self) -> None:
         """Start again from zero."""
         with self._lock:
+            self.finished.clear()
             self.steps = 0
             self.skipped_steps = 0
             self.work_seconds = 0.0
@@ -98,6 +125,7 @@ class Meter:
     def save(self) -> dict[str, Any]:
         """All counters, for a checkpoint."""
         with self._lock:
+            self._count_finished()
             return {
                 "steps": self.steps,
                 "skipped_steps": self.skipped_steps,
@@ -115,9 +143,9 @@ class Meter:
 
     def __str__(self) -> str:
         """A short table: bytes by operation, all together, and per step."""
+        total = self.total
         known = sorted(self.by_operation.items())
         rows = [(name, tally) for name, tally in known if not name.startswith(INSIDE)]
-        total = self.total
         if len(rows) > 1:
             rows.append(("total", total))
         rows += [(name, tally) for name, tally in known if name.startswith(INSIDE)]
@@ -147,6 +175,7 @@ class Meter:
 
     def _sum(self, *, inside: bool) -> Tally:
         with self._lock:
+            self._count_finished()
             counted = [t for name, t in self.by_operation.items() if name.startswith(INSIDE) is inside]
         return functools.reduce(Tally.plus, counted, Tally())
 

@@ -93,7 +93,8 @@ class BaseSession(ABC):
         return self.engine.payload_bytes()
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for a logger, of this rank. All but the last two are totals that a resumed run continues.
+        """Numbers for a logger, of this rank. All but the ones from `ratio_to_dense` on
+        are totals that a resumed run continues.
 
         - `steps`; `skipped_steps`: those that were aborted because a number was not finite (for a schedule:
           aborted sync rounds);
@@ -103,6 +104,9 @@ class BaseSession(ABC):
         - `waiting_seconds`: at least one collective was in flight. Computation may have gone on meanwhile;
         - `compression_seconds`: the method's own work, which may overlap with computation as well;
         - `ratio_to_dense`: `bytes_sent` against a ring all-reduce of all parameters in every step;
+        - `link_latency`, `link_bandwidth`: seconds per hop and bytes per second by which the session decides,
+          only if they are measured;
+        - `merged_buckets`: 1 if the buckets of a step are exchanged together, only if that is measured;
         - `residual_norm`: of what this rank has not sent yet, now; 0 for a method without residuals.
 
         Call it between two steps. Nothing is sent, and the residuals are read once.
@@ -110,7 +114,7 @@ class BaseSession(ABC):
         meter, total = self.meter, self.meter.total
         dense = meter.steps * costs.all_reduce(self.rank_info.size, self.dense_bytes).sent
         norms = [float(residual.norm()) / self.engine.scale for residual in self.residuals().values()]
-        inside = {}
+        inside, measured = dict[str, float](), self.engine.measured
         if self.engine.hosts is not None:
             inside["bytes_sent_inside"] = meter.inside.sent_bytes
             inside["bytes_received_inside"] = meter.inside.received_bytes
@@ -124,6 +128,7 @@ class BaseSession(ABC):
             "waiting_seconds": meter.network_seconds,
             "compression_seconds": meter.work_seconds,
             "ratio_to_dense": total.sent_bytes / dense if dense else 0.0,
+            **({} if measured is None else measured.metrics()),
             "residual_norm": math.hypot(*norms),
         }
 
@@ -244,6 +249,7 @@ class BaseSession(ABC):
         """
         self.wait()
         executor.throttle(self.engine.executors, links, seed=seed)
+        self.engine.probe()
 
     def wait(self) -> None:
         """Wait until no exchange is under way; only a delay leaves one under way between steps.

@@ -53,7 +53,8 @@ class Session(BaseSession):
             `mesh["local"].get_group()`; None takes consecutive ranks.
         rank_info: only for ranks run by the Lockstep or Simulated driver: which rank this is. No process
             group is used then, and the driver runs `engine.program`.
-        link: the link by which the cheapest of gather, direct sends and broadcasts is chosen.
+        link: the link by which the cheapest operations are chosen; None takes that of THINWIRE_LINK, or
+            measures it.
     """
 
     def __init__(

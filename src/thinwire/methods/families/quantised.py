@@ -13,12 +13,13 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Traits, checks
 from thinwire.methods.families.feedback import Residual
+from thinwire.net.costs import Link
+from thinwire.net.frames import HEADER_BYTES
 
 Parts = Sequence[torch.Tensor]
 Reduce = Literal["auto", "gather", "twoshot"]
-# With fewer bytes per piece, headers and latency cost more than two shots save; but a code that so many ranks
-# share is cut for any larger number, too: a gather would bring each of them all of these codes.
-PIECE_BYTES, PIECES = 256, 8
+ASSUMED_LINK = Link()
+"""Of a session that was given none, and does not measure it."""
 
 
 def reduce_option() -> Any:
@@ -32,7 +33,7 @@ class Quantised(Exchange):
     Args:
         reduce: "gather" sends the code of every rank to every rank, which costs (W-1) codes. "twoshot" gives
             every rank a stretch to average and to code again, which costs about two codes for any W, and a
-            second rounding. "auto" takes two shots from five ranks on, if that saves bytes.
+            second rounding. "auto" takes two shots from five ranks on, if that is faster on the link.
     """
 
     family = "quantised"
@@ -121,7 +122,7 @@ class Quantised(Exchange):
         self, v: torch.Tensor, ch: Channel, room: torch.Tensor | None = None
     ) -> GatheredMean | TwoShotMean:
         """The mean of the codes of v of all ranks. `room`, which may be v, is free until it is written."""
-        if self.two_shot(v.numel(), ch.size):
+        if self.two_shot(v.numel(), ch.size, ch.link):
             return await self._two_shot(v, ch, room)
         rotation = ch.shared_seed()
         own = self.encode(self.turned(v, rotation, room), ch.private_seed())
@@ -175,11 +176,16 @@ class Quantised(Exchange):
         widths = [s.stop - s.start for s in self._stretches(layout.numel, size)]
         return sum(map(self.code_bytes, widths)) + self.code_bytes(max(widths))
 
-    def two_shot(self, n: int, size: int) -> bool:
-        """From five ranks on, two codes are smaller than the W-1 codes of a gather, headers included."""
+    def two_shot(self, n: int, size: int, link: Link = ASSUMED_LINK) -> bool:
+        """From five ranks on, if one more round and two codes take less time than the W-1 codes of a gather.
+
+        All ranks know the inputs and agree.
+        """
         if self.reduce != "auto":
             return self.reduce == "twoshot" and size > 1
-        return size >= self.two_shots_from and self.code_bytes(n) > PIECE_BYTES * min(size, PIECES)
+        code = self.code_bytes(n)
+        pieces = 2 * code * (size - 1) / size + (size - 1) * HEADER_BYTES
+        return size >= self.two_shots_from and link.seconds(size - 1, pieces) < link.seconds(0, (size - 1) * code)
 
     def _stretches(self, n: int, size: int) -> list[slice]:
         """One stretch per rank, of equal length and in whole units."""

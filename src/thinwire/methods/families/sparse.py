@@ -25,9 +25,9 @@ ASSUMED_LINK = Link()
 FIRST_RATIO = 0.25
 COUNT_BYTES = 4
 # The bytes of one more piece besides its entries: a header, a table of lengths, its own length.
-SPLIT_OVERHEAD_BYTES = 48
+SPLIT_OVERHEAD_BYTES = 42
 SPLIT_ROUNDS = 2
-"""How many more rounds a split takes than a gather."""
+"""How many more rounds a split takes than a gather; a round has a hop to every other rank."""
 
 
 def count_of(ratio: float, numel: int) -> int:
@@ -45,7 +45,7 @@ def check_scale(method: str, scale: object, feedback: bool) -> None:
 def split_pays(payload: float, size: int, link: Link) -> bool:
     """Whether a split reduction of payloads of so many bytes takes less time on this link than a gather."""
     split = 2 * payload * (size - 1) / size + (size - 1) * SPLIT_OVERHEAD_BYTES
-    return link.seconds(SPLIT_ROUNDS, split) < link.seconds(0, (size - 1) * payload)
+    return link.seconds(SPLIT_ROUNDS * (size - 1), split) < link.seconds(0, (size - 1) * payload)
 
 
 @dataclass
