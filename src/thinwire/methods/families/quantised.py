@@ -177,7 +177,7 @@ class Quantised(Exchange):
         return sum(map(self.code_bytes, widths)) + self.code_bytes(max(widths))
 
     def two_shot(self, n: int, size: int, link: Link = ASSUMED_LINK) -> bool:
-        """From five ranks on, if one more round and two codes take less time than the W-1 codes of a gather.
+        """From some ranks on, if one more round and two codes take less time than the W-1 codes of a gather.
 
         All ranks know the inputs and agree.
         """
@@ -185,7 +185,8 @@ class Quantised(Exchange):
             return self.reduce == "twoshot" and size > 1
         code = self.code_bytes(n)
         pieces = 2 * code * (size - 1) / size + (size - 1) * HEADER_BYTES
-        return size >= self.two_shots_from and link.seconds(size - 1, pieces) < link.seconds(0, (size - 1) * code)
+        faster = link.seconds(size - 1, pieces) < link.seconds(0, (size - 1) * code)
+        return size >= self.two_shots_from and faster
 
     def _stretches(self, n: int, size: int) -> list[slice]:
         """One stretch per rank, of equal length and in whole units."""
