@@ -163,3 +163,140 @@ def test_a_failure_of_rank_0_is_heard_by_all() -> None:
 def test_a_bare_model_is_refused() -> None:
     with pytest.raises(thinwire.ConfigError, match="takes a DistributedDataParallel model"):
         thinwire.attach(nn.Linear(2, 2), "auto")
+
+
+# -- schedules, and a link that changes ----------------------------------------------------------------
+
+SCHEDULE = str(thinwire.parse("pqasgd(every=4, bits=4)"))
+
+
+def with_table(worker: Worker, replicas: str | None, *, early: int = 0) -> dict[str, object]:
+    """AdamW, and a table in which the schedule is as good as dense."""
+    auto.CANDIDATES = ("dense", "fp16")
+    language.behind = lambda: {"dense": 0.0, "fp16": 0.0, SCHEDULE: 0.0}
+    language.recovered = lambda: {"fp16": 1.0, SCHEDULE: 0.9}
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    session = thinwire.attach(model, "auto", optimizer=optimizer, replicas=replicas)
+    assert isinstance(session, auto.AutoSession)
+    session.throttle("20mbit")
+    train(model, optimizer, worker.rank, auto.STEPS + 2)
+    between = session.spread()
+    saved = session.state_dict()
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    moments = optimizer.state_dict()
+    train(model, optimizer, worker.rank, 3)
+    straight = flat(model)
+    every = session.reconcile_every
+    if every is not None:
+        session.reconcile()
+    result = {
+        "method": str(session.method),
+        "between": between,
+        "every": every,
+        "after": session.spread(),
+        "steps": session.meter.steps,
+    }
+    session.detach()
+    # A new run continues with the same method from there.
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    session = thinwire.attach(model, "auto", optimizer=optimizer, replicas=replicas)
+    session.load_state_dict(saved)
+    result["again"] = str(session.method)
+    rng = torch.Generator().manual_seed(worker.rank)
+    for _ in range(2):
+        torch.randn(4, WIDTH, generator=rng)
+    train(model, optimizer, worker.rank, 3)
+    result["same"] = torch.equal(flat(model), straight)
+    session.detach()
+    return result
+
+
+def test_auto_may_choose_periodic_averaging_and_its_checkpoint_continues() -> None:
+    first, second = run_local(with_table, 2, None, timeout=200)
+    assert first["method"] == second["method"] == SCHEDULE
+    assert first["between"] > 0, "replicas differ between sync rounds"
+    assert first["after"] == 0
+    assert first["every"] == 4
+    assert first["steps"] == auto.STEPS + 5
+    assert first["again"] == second["again"] == SCHEDULE
+    assert first["same"]
+    assert second["same"]
+
+
+def test_equal_replicas_leave_periodic_averaging_out() -> None:
+    first, second = run_local(with_table, 2, "equal", timeout=200)
+    assert first["method"] == second["method"] == "fp16"
+    assert (first["between"], first["every"], first["again"]) == (0, None, "fp16")
+
+
+def changing(worker: Worker, first: str, then: str, slow: str) -> dict[str, object]:
+    """Train on one link until the choice is made, then on another one."""
+    auto.CHECK_EVERY, auto.LEAST_CYCLES = 6, 1
+    auto.CANDIDATES = ("dense", "topk(ratio=0.01)")
+    if slow == SCHEDULE:
+        auto.CANDIDATES = ("dense",)
+        language.behind = lambda: {"dense": 0.0, SCHEDULE: 0.0}
+        language.recovered = lambda: {SCHEDULE: 0.9}
+    model = DistributedDataParallel(network())
+    kind = torch.optim.AdamW if slow == SCHEDULE else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.005)
+    session = thinwire.attach(model, "auto", optimizer=optimizer)
+    assert isinstance(session, auto.AutoSession)
+    session.throttle(first)
+    train(model, optimizer, worker.rank, auto.STEPS + 3)
+    chosen = str(session.method)
+    session.throttle(then)
+    train(model, optimizer, worker.rank, 3 * 6 + 6)
+    if session.reconcile_every is not None:
+        session.reconcile()
+    result = {
+        "chosen": chosen,
+        "then": str(session.method),
+        "parameters": flat(model),
+        "moments": [
+            each.clone()
+            for state in optimizer.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        ],
+        "steps": session.meter.steps,
+    }
+    session.detach()
+    return result
+
+
+SLOW, FAST = "3mbit", "none"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "chosen", "later"),
+    [
+        (FAST, SLOW, "dense", "topk(ratio=0.01)"),
+        (SLOW, FAST, "topk(ratio=0.01)", "dense"),
+        (FAST, SLOW, "dense", SCHEDULE),
+        (SLOW, FAST, SCHEDULE, "dense"),
+    ],
+)
+def test_when_the_link_changes_another_method_is_taken(
+    first: str, then: str, chosen: str, later: str
+) -> None:
+    slow = chosen if first == SLOW else later
+    ranks = run_local(changing, 2, first, then, slow, timeout=300)
+    for each in ranks:
+        assert (each["chosen"], each["then"]) == (chosen, later)
+        assert each["steps"] == auto.STEPS + 3 + 24
+        assert torch.equal(each["parameters"], ranks[0]["parameters"])
+    if later == "dense":
+        pairs = zip(*(each["moments"] for each in ranks), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), "optimizers are equal as well"
+
+
+def test_replicas_is_for_auto_only() -> None:
+    with pytest.raises(thinwire.ConfigError, match="replicas is for the method auto"):
+        thinwire.attach(nn.Linear(2, 2), "dense", replicas="equal")
+    with pytest.raises(thinwire.ConfigError, match="replicas"):
+        thinwire.attach(nn.Linear(2, 2), "auto", replicas="some")

@@ -168,6 +168,7 @@ def test_a_measured_schedule_is_recommended_unless_replicas_must_be_equal(
 ) -> None:
     schedule = str(parse("pqasgd(every=16, bits=4)"))
     monkeypatch.setattr(language, "behind", lambda: {"dense": 0.0, "fp16": 0.0, schedule: 0.02})
+    monkeypatch.setattr(language, "recovered", lambda: {schedule: 0.9})
     chosen = ("fp16", schedule)
     made = planning.make_plan(SHAPES, 4, SLOW, 0.01, chosen, optimizer="adaptive")
     assert made.recommended == schedule

@@ -214,7 +214,12 @@ class _Threads:
 
 class _Step(_Threads):
     def __init__(
-        self, jobs: Sequence[Job], shares: Sequence[float], compute: Compute, sites: Sites, driver: Driver
+        self,
+        jobs: Sequence[Job],
+        shares: Sequence[float],
+        compute: Compute,
+        sites: Sites,
+        driver: Literal["lanes", "direct", "blocking"],
     ) -> None:
         super().__init__(sites)
         self.jobs = jobs
