@@ -204,8 +204,8 @@ def run(
 
     for text in links:
         left = [method for method in methods if kept.find(text, workers, method) is None]
-        for method in methods if progress is not None else ():
-            if method not in left:
+        for method in methods:
+            if method not in left and progress is not None:
                 progress(f"{method} on {text}, {workers} hosts: recorded")
         if left:
             with hosts_for(text, workers) as hosts:
