@@ -286,7 +286,7 @@ def changing(worker: Worker, first: str, then: str, slow: str) -> dict[str, obje
     return result
 
 
-SLOW, FAST = "10mbit,latency=40ms", "none"
+SLOW, FAST = "10mbit,latency=150ms", "none"
 
 
 @pytest.mark.parametrize(
