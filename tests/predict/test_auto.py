@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from tests.hosts.common import flat
 from thinwire.hosts import auto
+from thinwire.net.costs import Link
 from thinwire.net.launch import Worker, WorkerFailedError, run_local
+from thinwire.net.rank_info import RankInfo
 from thinwire.predict import language
+from thinwire.predict import probe as probing
+from thinwire.predict import recommend as planning
 
 WIDTH = 200
 # Every candidate's kernels are loaded where rank 0 plans: these do.
@@ -163,3 +170,171 @@ def test_a_failure_of_rank_0_is_heard_by_all() -> None:
 def test_a_bare_model_is_refused() -> None:
     with pytest.raises(thinwire.ConfigError, match="takes a DistributedDataParallel model"):
         thinwire.attach(nn.Linear(2, 2), "auto")
+
+
+# -- schedules, and a link that changes ----------------------------------------------------------------
+
+SCHEDULE, SHORT = (str(thinwire.parse(f"pqasgd(every={every}, bits=4)")) for every in (4, 2))
+
+
+def with_table(worker: Worker, replicas: str | None) -> dict[str, object]:
+    """AdamW, and a table in which the schedule is as good as dense."""
+    auto.CANDIDATES = ("dense", "fp16")
+    language.behind = lambda: {"dense": 0.0, "fp16": 0.0, SCHEDULE: 0.0}
+    language.recovered = lambda: {"fp16": 1.0, SCHEDULE: 0.9}
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    session = thinwire.attach(model, "auto", optimizer=optimizer, replicas=replicas)
+    assert isinstance(session, auto.AutoSession)
+    session.throttle("20mbit")
+    train(model, optimizer, worker.rank, auto.STEPS + 2)
+    between = session.spread()
+    saved = session.state_dict()
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    moments = optimizer.state_dict()
+    train(model, optimizer, worker.rank, 3)
+    straight = flat(model)
+    every = session.reconcile_every
+    if every is not None:
+        session.reconcile()
+    result = {
+        "method": str(session.method),
+        "between": between,
+        "every": every,
+        "after": session.spread(),
+        "steps": session.meter.steps,
+    }
+    session.detach()
+    # A new run continues with the same method from there.
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    session = thinwire.attach(model, "auto", optimizer=optimizer, replicas=replicas)
+    session.load_state_dict(saved)
+    result["again"] = str(session.method)
+    rng = torch.Generator().manual_seed(worker.rank)
+    for _ in range(2):
+        torch.randn(4, WIDTH, generator=rng)
+    train(model, optimizer, worker.rank, 3)
+    result["same"] = torch.equal(flat(model), straight)
+    session.detach()
+    return result
+
+
+def test_auto_may_choose_periodic_averaging_and_its_checkpoint_continues() -> None:
+    first, second = run_local(with_table, 2, None, timeout=200)
+    assert first["method"] == second["method"] == SCHEDULE
+    assert first["between"] > 0, "replicas differ between sync rounds"
+    assert first["after"] == 0
+    assert first["every"] == 4
+    assert first["steps"] == auto.STEPS + 5
+    assert first["again"] == second["again"] == SCHEDULE
+    assert first["same"]
+    assert second["same"]
+
+
+def test_equal_replicas_leave_periodic_averaging_out() -> None:
+    first, second = run_local(with_table, 2, "equal", timeout=200)
+    assert first["method"] == second["method"] == "fp16"
+    assert (first["between"], first["every"], first["again"]) == (0, None, "fp16")
+
+
+class Slowly(nn.Module):
+    """Computes for a while, on no core: so what a busy machine does to a step hardly counts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.1)
+        return x
+
+
+def changing(worker: Worker, first: str, then: str, slow: str) -> dict[str, object]:
+    """Train on one link until the choice is made, then on another one."""
+    auto.CHECK_EVERY, auto.LEAST_CYCLES = 6, 1
+    probing.SMALL_TIMES = probing.BUSY_TIMES = 4
+    auto.WORTH_A_SWITCH = 0.0  # on a fast link two methods hardly differ: what is recommended is taken
+    auto.CANDIDATES = ("dense", "topk(ratio=0.01)")
+    if slow == SHORT:
+        auto.CANDIDATES = ("dense",)
+        language.behind = lambda: {"dense": 0.0, SHORT: 0.0}
+        language.recovered = lambda: {SHORT: 0.9}
+    model = DistributedDataParallel(nn.Sequential(Slowly(), network()))
+    kind = torch.optim.AdamW if slow == SHORT else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.005)
+    session = thinwire.attach(model, "auto", optimizer=optimizer)
+    assert isinstance(session, auto.AutoSession)
+    session.throttle(first)
+    train(model, optimizer, worker.rank, auto.STEPS + 3)
+    chosen = str(session.method)
+    session.throttle(then)
+    train(model, optimizer, worker.rank, 3 * 6 + 6)
+    if session.reconcile_every is not None:
+        session.reconcile()
+    result = {
+        "chosen": chosen,
+        "then": str(session.method),
+        "parameters": flat(model),
+        "moments": [
+            each.clone()
+            for state in optimizer.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        ],
+        "steps": session.meter.steps,
+    }
+    session.detach()
+    return result
+
+
+SLOW, FAST = "10mbit,latency=150ms", "none"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "chosen", "later"),
+    [
+        (FAST, SLOW, "dense", "topk(ratio=0.01)"),
+        (SLOW, FAST, SHORT, "dense"),
+        pytest.param(SLOW, FAST, "topk(ratio=0.01)", "dense", marks=pytest.mark.slow),
+        pytest.param(FAST, SLOW, "dense", SHORT, marks=pytest.mark.slow),
+    ],
+)
+def test_when_the_link_changes_another_method_is_taken(
+    first: str, then: str, chosen: str, later: str
+) -> None:
+    slow = chosen if first == SLOW else later
+    ranks = run_local(changing, 2, first, then, slow, timeout=300)
+    for each in ranks:
+        assert (each["chosen"], each["then"]) == (chosen, later)
+        assert each["steps"] == auto.STEPS + 3 + 24
+        assert torch.equal(each["parameters"], ranks[0]["parameters"])
+    if later == "dense":
+        pairs = zip(*(each["moments"] for each in ranks), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), "optimizers are equal as well"
+
+
+def test_replicas_is_for_auto_only() -> None:
+    with pytest.raises(thinwire.ConfigError, match="replicas is for the method auto"):
+        thinwire.attach(nn.Linear(2, 2), "dense", replicas="equal")
+    with pytest.raises(thinwire.ConfigError, match="replicas"):
+        thinwire.attach(nn.Linear(2, 2), "auto", replicas="some")
+
+
+def plan_of(now: str | None, times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What rank 0 chooses if steps take that long, and the last method is recommended."""
+    *_, best = times
+    rows = [SimpleNamespace(method=method, step_seconds=seconds) for method, seconds in times.items()]
+    made = planning.Plan(tuple(rows), best, ("because",), 1, 2, Link(), 0.0)
+    monkeypatch.setattr(planning, "make_plan", lambda *arguments, **options: made)
+    session = object.__new__(auto.AutoSession)
+    session._options = auto._Options(True, 0, 0, None, None, "equal")
+    session._parameters, session._model = {}, nn.Linear(2, 2)
+    session.link, session._compute, session._overheads = Link(), None, None
+    session.session = SimpleNamespace(engine=SimpleNamespace(rank_info=RankInfo(0, 2)))
+    said = session._plan(now)
+    return said["method"]
+
+
+def test_only_what_is_a_tenth_faster_replaces_the_method_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan_of(None, {"dense": 1.0, "fp16": 0.95}, monkeypatch) == "fp16"
+    assert plan_of("dense", {"dense": 1.0, "fp16": 0.95}, monkeypatch) == "dense"
+    assert plan_of("dense", {"dense": 1.0, "fp16": 0.85}, monkeypatch) == "fp16"

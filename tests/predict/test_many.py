@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from benchmarks import scale
+from thinwire import predict
 from thinwire.net.costs import Link
-from thinwire.predict import many
+from thinwire.predict import many, player
 from thinwire.predict.mirror import Job, Round
 from thinwire.predict.stragglers import largest, slowest
 
@@ -80,6 +81,29 @@ def test_decoding_of_whole_payloads_grows_and_that_of_sums_does_not() -> None:
     assert found.closing == pytest.approx(1.024)
     sums = [(count, job("all_reduce", 4000, 8000, 1e-3 * count)) for count in (16, 64)]
     assert many.job_for(1024, sums, None).closing == pytest.approx(0.016)
+
+
+def test_lengths_before_whole_payloads_are_gathered_by_any_number_of_workers() -> None:
+    """Otherwise hundreds of payloads would have to be played and decoded to see that."""
+    length, whole, short = (Round("all_gather", 0.0, n, n, n, 1) for n in (8, 4000, 100))
+
+    def stays(*rounds: Round) -> bool:
+        each = Job(rounds, 0.0, True, 0.0)
+        return many.only_gathers(each, each)
+
+    assert stays(length, whole)
+    assert not stays(length, short), "short payloads may be sent in another way"
+    assert not stays(whole, length)
+
+
+def test_reconciling_very_many_replicas_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = predict.profile("a2sgd", {"matrix": (60, 50)}, 48, repeats=1).reconciliation
+    monkeypatch.setattr(player, "RECONCILED_WORKERS", (6, 12))
+    found = predict.profile("a2sgd", {"matrix": (60, 50)}, 48, repeats=1).reconciliation
+    assert really is not None
+    assert found is not None
+    costs = [[(r.operation, r.payload, r.sent, r.hops) for r in each.rounds] for each in (really, found)]
+    assert costs[0] == costs[1]
 
 
 def test_a_piece_takes_what_more_pieces_take_longer() -> None:

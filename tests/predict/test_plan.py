@@ -168,6 +168,7 @@ def test_a_measured_schedule_is_recommended_unless_replicas_must_be_equal(
 ) -> None:
     schedule = str(parse("pqasgd(every=16, bits=4)"))
     monkeypatch.setattr(language, "behind", lambda: {"dense": 0.0, "fp16": 0.0, schedule: 0.02})
+    monkeypatch.setattr(language, "recovered", lambda: {schedule: 0.9})
     chosen = ("fp16", schedule)
     made = planning.make_plan(SHAPES, 4, SLOW, 0.01, chosen, optimizer="adaptive")
     assert made.recommended == schedule
@@ -368,3 +369,46 @@ def test_probe_under_torchrun() -> None:
     assert record["workers"] == 2
     assert record["link"]["up"] > 1e6
     assert 0 < record["link"]["latency"] < 0.1
+
+
+# -- periodic and delayed methods ----------------------------------------------------------------------
+
+LATE = (str(parse("pqasgd(every=16, bits=4)")), str(parse("delayed(method=qsgd(bits=4))")))
+
+
+@pytest.mark.parametrize("method", LATE)
+def test_a_late_method_must_recover_half_of_what_the_others_bring(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why(nats: float | None, part: float | None) -> str | None:
+        monkeypatch.setattr(language, "behind", lambda: {} if nats is None else {method: nats})
+        monkeypatch.setattr(language, "recovered", lambda: {} if part is None else {method: part})
+        return planning.kept_back(method, optimizer="adaptive")
+
+    assert why(0.01, 0.6) is None
+    assert why(0.06, 0.9) == "behind dense with AdamW in our table"
+    assert why(0.01, 0.4) == "recovers less than half of the gap between a worker alone and dense"
+    assert why(0.01, None) == "not compared with a worker alone in our table"
+    assert why(None, None) == "not in our table"
+    # Digits with SGD say nothing about an adaptive optimizer, nor the other way round.
+    monkeypatch.setattr(planning, "proven", lambda: {"dense": 0.0, method: 0.0})
+    assert why(None, None) == "not in our table"
+    assert planning.kept_back(method) == "not compared with a worker alone in our table"
+    monkeypatch.setattr(planning, "recovered_on_digits", lambda: {method: 0.7})
+    assert planning.kept_back(method) is None
+    monkeypatch.setattr(planning, "recovered_on_digits", lambda: {method: 0.3})
+    assert planning.kept_back(method) is not None
+
+
+def test_auto_considers_what_the_table_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, delayed = LATE
+    monkeypatch.setattr(
+        language, "behind", lambda: {"dense": 0.0, schedule: 0.0, delayed: 0.0, "efsign": 0.2}
+    )
+    monkeypatch.setattr(language, "recovered", lambda: {schedule: 0.9, delayed: 0.9})
+    adamw = torch.optim.AdamW([torch.zeros(3)])
+    assert candidates_for(adamw) == [*CANDIDATES, schedule, delayed]
+    assert candidates_for(adamw, equal=True) == [*CANDIDATES, delayed]
+    assert candidates_for(torch.optim.SGD([torch.zeros(3)], lr=0.1)) == list(CANDIDATES)
+    monkeypatch.setattr(language, "recovered", lambda: {schedule: 0.4, delayed: 0.9})
+    assert candidates_for(adamw) == [*CANDIDATES, delayed]

@@ -278,6 +278,42 @@ def test_jitter_makes_the_last_of_many_workers_late() -> None:
     assert 1.2 < seconds(64) < seconds(65536) <= 2.4
 
 
+# -- a delay -------------------------------------------------------------------------------------------
+
+
+def delayed(work: float, wire: int, cores: float = math.inf) -> float:
+    """A step of 3 seconds of computing and one of the optimizer, beside the exchange of the one before."""
+    compute = timeline.Compute(1.0, 2.0, 1.0)
+    return timeline.step_seconds([job((work, wire))], [1.0], compute, FREE, "delayed", cores)
+
+
+def test_the_exchange_of_a_delayed_step_runs_beside_the_next_one() -> None:
+    assert delayed(0.5, 3) == pytest.approx(4), "hidden"
+    assert delayed(1.0, 9) == pytest.approx(10), "as long as the exchange, not as the sum"
+    # On one core the work is no longer hidden, and the wire still is.
+    assert delayed(0.5, 3, cores=1) == pytest.approx(4.5)
+    assert delayed(1.0, 9, cores=1) == pytest.approx(11, abs=1)
+    assert delayed(1.0, 9) < timeline.step_seconds(
+        [job((1.0, 9))], [1.0], timeline.Compute(1.0, 2.0, 1.0), FREE, "lanes"
+    )
+
+
+@pytest.mark.parametrize("wait", ["1", "'auto'"])
+def test_a_delayed_method_takes_as_long_as_the_longer_of_computing_and_exchange(wait: str) -> None:
+    slow = Link(latency=1e-3, bandwidth=1e5)
+    plain, late = (
+        predict.profile(method, SHAPES, 4)
+        for method in ("topk(ratio=0.1)", f"delayed(method=topk(ratio=0.1), delay={wait})")
+    )
+    assert late.sent_bytes == pytest.approx(plain.sent_bytes, rel=0.05)
+    wire = late.link_seconds(slow)
+    hidden = late.step_seconds(slow, 3 * wire)
+    assert hidden == pytest.approx(3 * wire, rel=0.05)
+    assert hidden < plain.step_seconds(slow, 3 * wire)
+    assert late.step_seconds(slow, wire / 3) == pytest.approx(wire, rel=0.3)
+    assert predict.Profile.from_json(json.loads(json.dumps(late.to_json()))) == late
+
+
 # -- periodic methods ----------------------------------------------------------------------------------
 
 

@@ -73,6 +73,7 @@ def attach(
     *,
     overlap: bool = True,
     delay: Wait = 0,
+    replicas: Literal["any", "equal"] | None = None,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
@@ -91,6 +92,7 @@ def attach(
     *,
     overlap: bool = True,
     delay: Wait = 0,
+    replicas: Literal["any", "equal"] | None = None,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
@@ -120,12 +122,15 @@ def attach(
         model: the wrapped model (DDP or FSDP2); for a schedule also a bare one, which gets rank 0's
             parameters and buffers.
         method: a method string, its JSON, or an object such as `thinwire.methods.TopK(ratio=0.01)`; "auto"
-            measures link and model in the first steps of a DDP model and picks one (see `hosts/auto.py`).
+            measures link and model in the first steps of a DDP model and picks one, and another one if the
+            link changes (see `hosts/auto.py`).
         overlap: for gradients: work during the backward pass (the default); False works in the hook. A
             schedule has an option of that name.
         delay: for gradients: 1 gives the optimizer the mean of the step before, while the mean of the present
             step is on its way; "auto" does so only while the training would wait for the network. It is the
             method `delayed(method=..., delay=...)`.
+        replicas: for "auto": "equal" leaves out periodic averaging, whose replicas differ between sync
+            rounds; None is "any".
         seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
@@ -161,8 +166,16 @@ def attach(
     if isinstance(method, str) and method.strip() == "auto":
         _check_auto(manager, inner_group, delay, link)
         return attach_auto(
-            model, overlap=overlap, seed=seed, dense_below=dense_below, scaler=scaler, optimizer=optimizer
+            model,
+            overlap=overlap,
+            seed=seed,
+            dense_below=dense_below,
+            scaler=scaler,
+            optimizer=optimizer,
+            replicas=replicas or "any",
         )
+    if replicas is not None:
+        raise ConfigError(f"replicas is for the method auto, not for {method}: leave it out")
     chosen, slowest = _with_delay(parse(method), delay), None if link is None else slowest_link(link)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")

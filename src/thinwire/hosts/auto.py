@@ -1,8 +1,7 @@
-"""`attach(model, "auto")`: a few dense steps that measure, one decision for all ranks, then that method."""
+"""`attach(model, "auto")`: measures, decides for all ranks alike, and decides anew when the link changes."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,18 +13,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire import log
-from thinwire.core import schema
+from thinwire.averaging.base import Schedule
+from thinwire.core import checks, schema
+from thinwire.core.config import Configured
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.hosts.agreed import from_rank_0, slowest
 from thinwire.hosts.ddp import attach_gradients
+from thinwire.hosts.hand_over import Carried, leave
+from thinwire.hosts.loop_clock import LoopClock
+from thinwire.hosts.model import attach_schedule
 from thinwire.hosts.watch import Watch
 from thinwire.methods.adam import Adam
-from thinwire.methods.registry import parse_exchange
-from thinwire.net import frames
+from thinwire.methods.registry import parse
 from thinwire.net.costs import Link
 from thinwire.net.link import Links
-from thinwire.net.rank_info import RankInfo
 from thinwire.predict import probe as probing
 from thinwire.predict.timeline import NOTHING, Compute
 from thinwire.sessions import frozen_adam
@@ -33,6 +36,7 @@ from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.optimizer_checks import kind_of
+from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.replicas import Replicas
 
 # The first step does not count: it compiles, allocates, and DDP cuts its buckets anew after it.
@@ -47,7 +51,14 @@ CANDIDATES = (
     "scalecom(ratio=0.01)",
     "powersgd(rank=4)",
 )
-DECISION_BYTES = 4096
+# After so many steps (and whole cycles of a schedule) the ranks compare how long a step takes.
+CHECK_EVERY = 100
+LEAST_CYCLES = 4
+# The link is measured again if a step was that far from what was expected, in so many checks one by one.
+BOUND = 0.3
+PATIENCE = 2
+# And another method is taken if its steps should be this many times faster.
+WORTH_A_SWITCH = 1.1
 
 
 @dataclass(frozen=True)
@@ -59,11 +70,24 @@ class _Options:
     dense_below: int
     scaler: LossScale | None
     optimizer: torch.optim.Optimizer | None
+    replicas: str
 
-    def attach(self, model: DistributedDataParallel, method: Exchange) -> Session:
+    def attach(self, model: DistributedDataParallel, method: Configured) -> Session | PeriodicSession:
+        if isinstance(method, Schedule):
+            return attach_schedule(
+                model,
+                method,
+                self.optimizer,
+                seed=self.seed,
+                dense_below=self.dense_below,
+                scaler=self.scaler,
+                process_group=None,
+                inner_group=None,
+                steps=None,
+            )
         return attach_gradients(
             model,
-            method,
+            cast(Exchange, method),
             overlap=self.overlap,
             seed=self.seed,
             dense_below=self.dense_below,
@@ -71,22 +95,34 @@ class _Options:
             optimizer=self.optimizer,
         )
 
+    @property
+    def equal(self) -> bool:
+        """Whether only methods that keep replicas equal may be chosen; schedules need the optimizer."""
+        return self.replicas == "equal" or self.optimizer is None
+
 
 class AutoSession(BaseSession):
     """A session that begins with `dense`, measures, and continues with the method that should be fastest.
 
     1. `STEPS` dense steps, in which the forward and the backward pass are timed.
     2. A probe of the link.
-    3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`), with AdamW also with `adam` if
-       our table recommends it, and broadcasts its choice.
+    3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`), with an adaptive optimizer also
+       with what our table of a transformer recommends, and broadcasts its choice. Periodic averaging is
+       among them unless `replicas` is "equal" or there is no optimizer.
     4. All ranks switch to that method before the next training forward pass. Rank 0 logs the choice and why.
+    5. From then on every rank times its steps, and every `CHECK_EVERY` steps the ranks compare. If the
+       slowest is more than `BOUND` from what was predicted, `PATIENCE` times in a row, they measure the link
+       again, and switch if another method should be at least a tenth faster. Otherwise what they measured
+       is expected from then on.
 
-    From then on `method` is the chosen one and does not change. A checkpoint contains the choice, and a
-    resumed run does not repeat it.
+    A switch leaves all replicas equal. What the method before has not sent goes into the next gradient of its
+    rank; a schedule synchronises first, applies its residual and averages the optimizer's state, exactly.
 
-    The bytes of the dense steps and of the probe are part of `meter`. Do not use it with DDP's `join()`:
-    ranks that have run out of data take no part in the decision. On a GPU the times are those of the host
-    thread (the tests of this project do not run on a GPU).
+    `method` is the present choice. A checkpoint contains it, and a resumed run begins with it.
+
+    The bytes of the dense steps, the probes and the comparisons are part of `meter`. Do not use it with DDP's
+    `join()`: ranks that have run out of data take no part in decisions. On a GPU the times are those of the
+    host thread (the tests of this project do not run on a GPU).
     """
 
     def __init__(self, model: DistributedDataParallel, options: _Options) -> None:
@@ -94,89 +130,204 @@ class AutoSession(BaseSession):
         self._options = options
         self._throttle: tuple[Links | str, int] | None = None
         self._watch = Watch()
+        self._clock = LoopClock()
+        self._forwards = 0
+        self._compute = Compute(0.0, 0.0)
+        self._outside = self._usual = 0.0  # seconds: of the loop besides a step, and of a step with it
+        self._off = 0  # checks one by one that found an unexpected step
+        self._carried: tuple[Carried, int] | None = None
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
         self._overheads = NOTHING
-        self.session = options.attach(model, parse_exchange("dense"))
+        self.session = options.attach(model, parse("dense"))
+        self._parameters = dict(self.session.engine.parameters)
         self.decided = self.session.rank_info.size == 1
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
         if self.decided:
             log.info("auto: one rank alone has nobody to talk to: dense")
             return
         self._watch.start(model, options.optimizer)
-        self._handle = model.register_forward_pre_hook(self._before_forward)
+        self._handles.append(model.register_forward_pre_hook(self._before_forward))
+        if options.optimizer is not None:
+            self._handles.append(options.optimizer.register_step_post_hook(self._after_update))
 
     # -- measuring and deciding ------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, inputs: object) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
-        if self.engine.steps_here >= STEPS:
+        self._settle_carried()
+        since = self._clock.begins(self._steps)
+        if self._model.require_backward_grad_sync:
+            self._forwards += 1
+        if not self.decided and self.engine.steps_here >= STEPS:
             self._decide()
+        elif self.decided and since >= self._check_after:
+            self._check()
+
+    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._clock.stepped()
+
+    @property
+    def _steps(self) -> int:
+        """Counted in the training loop's own thread, so that all ranks check before the same step."""
+        return self.session.step if isinstance(self.session, PeriodicSession) else self._forwards
+
+    @property
+    def _cycle(self) -> int:
+        return self.session.method.period if isinstance(self.session, PeriodicSession) else 1
+
+    @property
+    def _check_after(self) -> int:
+        return math.ceil(max(CHECK_EVERY, LEAST_CYCLES * self._cycle) / self._cycle) * self._cycle
 
     def _decide(self) -> None:
-        self._stop_watching()
-        execute, rank_info = self.engine.executor.execute, self.rank_info
-        device = next(self._model.parameters()).device
-        if device.type != "cuda":
-            device = torch.device("cpu")
-        gloo = self.engine.executor.group.name() == "gloo"
-        found = probing.calibrate_with(execute, rank_info, device, gloo=gloo)
-        self.link, self._overheads = found.link, found.overheads
-        compute = _slowest(self._watch.compute(), execute, rank_info, device)
-        told = self._plan(compute) if rank_info.rank == 0 else {}
-        said = _from_rank_0(told, execute, device)
-        if "error" in said:
-            raise ThinwireError(f"auto: rank 0 could not plan: {said['error']}")
-        self.reasons = tuple(said["reasons"])
-        self._switch(parse_exchange(cast(str, said["method"])))
-        if rank_info.rank == 0:
+        self._learn_compute()
+        self._probe()
+        self._take(self._planned(None))
+        if self.rank_info.rank == 0:
             log.info("auto: %s, because %s", self.method, "; ".join(self.reasons))
 
-    def _plan(self, compute: Compute) -> dict[str, Any]:
-        """Rank 0's choice. A failure is broadcast as well: otherwise the other ranks would wait for ever."""
+    def _learn_compute(self) -> None:
+        """How long the slowest rank computes, and what its loop does besides."""
+        self._watch.stop()
+        compute = self._watch.compute()
+        # After a step of a schedule its sync round may come first.
+        outside = 0.0 if isinstance(self.session, PeriodicSession) else self._clock.outside()
+        mine = (compute.forward, compute.backward, compute.rest, outside)
+        forward, backward, rest, self._outside = slowest(mine, self._execute, self.rank_info, self._device)
+        self._compute = Compute(forward, backward, rest)
+
+    def _check(self) -> None:
+        """Compare the steps of all ranks with what was expected; all ranks come to the same result."""
+        (typical,) = slowest((self._clock.typical(),), self._execute, self.rank_info, self._device)
+        self._clock.restart(self._steps, self._cycle)
+        if not self._usual:  # a checkpoint brought the method along, and nothing was measured here
+            self._learn_compute()
+            self._usual = typical
+            return
+        far = typical > 0 and not 1 / (1 + BOUND) <= typical / self._usual <= 1 + BOUND
+        self._off = self._off + 1 if far else 0
+        if self._off < PATIENCE:
+            return
+        before, expected = str(self.method), self._usual
+        self._probe()
+        self._take(self._planned(before))
+        if str(self.method) == before:
+            self._usual = typical
+        if self.rank_info.rank == 0:
+            log.info(
+                "auto: a step of %s takes %.3g s, and %.3g s was expected: %s",
+                before,
+                typical,
+                expected,
+                "the link was measured again, and no other method is a tenth faster"
+                if str(self.method) == before
+                else f"{self.method} from now on, because {'; '.join(self.reasons)}",
+            )
+
+    def _probe(self) -> None:
+        """Measure the link, once nothing is under way on it."""
+        gloo = self.engine.executor.group.name() == "gloo"
+        found = probing.calibrate_with(self._execute, self.rank_info, self._device, gloo=gloo)
+        self.link, self._overheads = found.link, found.overheads
+
+    @property
+    def _execute(self) -> probing.Execute:
+        """The executor of the session, which nobody else uses then."""
+        self.session.wait()
+        if isinstance(self.session, PeriodicSession):
+            self.session.replicas()  # waits for the sync rounds under way
+        return self.engine.executor.execute
+
+    @property
+    def _device(self) -> torch.device:
+        device = next(self._model.parameters()).device
+        return device if device.type == "cuda" else torch.device("cpu")
+
+    def _planned(self, now: str | None) -> dict[str, Any]:
+        """Rank 0's choice, on every rank."""
+        told = self._plan(now) if self.rank_info.rank == 0 else {}
+        said = from_rank_0(told, self._execute, self._device)
+        if "error" in said:
+            raise ThinwireError(f"auto: rank 0 could not plan: {said['error']}")
+        return said
+
+    def _plan(self, now: str | None) -> dict[str, Any]:
+        """Rank 0's choice. A failure is broadcast as well: otherwise the other ranks would wait for ever.
+
+        Instead of the method `now`, if there is one, only a method that is faster by enough is chosen.
+        """
         from thinwire.predict import recommend as planning
 
         try:
-            shapes = {name: tuple(tensor.shape) for name, tensor in self.engine.parameters.items()}
+            asked = candidates_for(self._options.optimizer, equal=self._options.equal)
             made = planning.make_plan(
-                shapes,
+                {name: tuple(parameter.shape) for name, parameter in self._parameters.items()},
                 self.rank_info.size,
                 cast(Link, self.link),
-                compute,
-                candidates_for(self._options.optimizer),
+                self._compute,
+                list(dict.fromkeys([*asked, *([] if now is None else [now])])),
                 optimizer=kind_of(self._options.optimizer),
-                replicas="equal",
+                replicas="equal" if self._options.equal else "any",
                 # On processors compression and computing share the cores that computing was timed on.
-                cores=math.inf if self._on_gpu else 1.0,
+                cores=1.0 if self._device.type == "cpu" else math.inf,
                 overheads=self._overheads,
             )
+            best, reasons = made.row(made.recommended), list(made.reasons)
+            current = next((row for row in made.rows if row.method == now), None)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
-        return {"method": made.recommended, "reasons": made.reasons}
+        if current is not None and WORTH_A_SWITCH * best.step_seconds > current.step_seconds:
+            best, reasons = current, [f"no method is {WORTH_A_SWITCH:g} times faster"]
+        if self._options.replicas == "any" and self._options.optimizer is None:
+            reasons.append("periodic averaging was left out: it needs attach(optimizer=...)")
+        return {"method": best.method, "reasons": reasons, "seconds": best.step_seconds}
 
-    @property
-    def _on_gpu(self) -> bool:
-        return next(self._model.parameters()).device.type == "cuda"
+    def _take(self, said: Mapping[str, Any]) -> None:
+        """Continue as rank 0 said."""
+        self.reasons = tuple(said["reasons"])
+        self._switch(parse(cast(str, said["method"])))
+        self._usual = float(said["seconds"]) + self._outside
+        self._off = 0
+        self._clock.restart(self._steps, self._cycle)
 
-    def _switch(self, method: Exchange) -> None:
-        """Continue with this method, and keep the counts of the meter."""
+    def _switch(self, method: Configured, *, loses: bool = False) -> None:
+        """Continue with this method, and keep the counts of the meter.
+
+        Nothing of the method before is lost, unless it `loses` its state because another one is loaded.
+        """
         self.decided = True
         before = self.session
         if method == before.method:
             return
+        owed = {} if loses else leave(before, method, self._options.optimizer, self._options.scaler)
         before.detach()
         self.session = self._options.attach(self._model, method)
         self.session.meter.load(before.meter.save())
         if self._throttle is not None:
             links, seed = self._throttle
             self.session.throttle(links, seed=seed)
+        if owed:
+            self._carried = Carried(self._parameters, owed), self.meter.skipped_steps
+
+    def _settle_carried(self) -> None:
+        """A step has been taken since the switch: is all that was carried part of it?"""
+        if self._carried is None:
+            return
+        carried, skipped = self._carried
+        if carried.left:
+            return  # gradients of a part of the model, or none yet
+        if self.meter.skipped_steps > skipped and self.rank_info.rank == 0:
+            log.warning("auto: the step after the switch was aborted, and the residual before it is lost")
+        carried.close()
+        self._carried = None
 
     def _stop_watching(self) -> None:
         self._watch.stop()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     # -- what every session has, from the one at work --------------------------------------------------
 
@@ -186,12 +337,47 @@ class AutoSession(BaseSession):
         return self.session.engine
 
     @property
+    def method(self) -> Exchange | Schedule:
+        """The method at work."""
+        return self.session.method
+
+    @property
+    def step(self) -> int:
+        """Steps of the session at work."""
+        return self.session.step
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.session.dense_bytes
+
+    @property
+    def held(self) -> frozenset[str]:
+        """As for the session at work."""
+        return self.session.held
+
+    def payload_bytes(self) -> float | None:
+        """As for the session at work."""
+        return self.session.payload_bytes()
+
+    def metrics(self) -> dict[str, float]:
+        """As for the session at work."""
+        return self.session.metrics()
+
+    def residuals(self) -> dict[str, Any]:
+        """As for the session at work."""
+        return self.session.residuals()
+
+    def wait(self) -> None:
+        """As for the session at work."""
+        self.session.wait()
+
+    @property
     def reconcile_every(self) -> int | None:
-        """As for a `Session`."""
+        """As for the session at work: None while all replicas are equal after every step."""
         return self.session.reconcile_every
 
     def reconcile(self) -> None:
-        """As for a `Session`."""
+        """As for the session at work; for a schedule this is `sync`."""
         self.session.reconcile()
 
     def replicas(self) -> Replicas:
@@ -204,36 +390,50 @@ class AutoSession(BaseSession):
         self.session.throttle(links, seed=seed)
 
     def snapshot(self) -> dict[str, Any]:
-        """The state of the session, and whether the decision has been made."""
-        return {**self.session.snapshot(), "decided": self.decided}
+        """The state of the session at work, and whether the decision has been made."""
+        found = self.session.snapshot()
+        return found if isinstance(self.session, PeriodicSession) else {**found, "decided": self.decided}
 
     def load_sealed(self, states: Sequence[Mapping[str, Any]], on_resize: OnResize | None) -> None:
-        """Continue with the checkpoint's method, without another decision, if it had been chosen by then."""
+        """Continue with the checkpoint's method, if one had been chosen by then."""
         schema.verify(states[0])
-        method = states[0].get("method") if states[0].get("decided") else None
-        if not self.decided and isinstance(method, str):
-            self._stop_watching()
-            self._switch(parse_exchange(method))
+        method = states[0].get("schedule") or (states[0].get("method") if states[0].get("decided") else None)
+        if isinstance(method, str):
+            self._drop_carried()
+            self._switch(parse(method), loses=True)
         self.session.load_sealed(states, on_resize)
+        # What a step takes here was not predicted: the first check measures it.
+        self._clock.restart(self._steps, self._cycle)
 
     def detach(self) -> None:
         """Stop: remove all hooks and close the private groups. Call it on every rank."""
         self._stop_watching()
+        self._drop_carried()
         self.session.detach()
 
+    def _drop_carried(self) -> None:
+        if self._carried is not None:
+            self._carried[0].close()
+            self._carried = None
 
-def candidates_for(optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """`CANDIDATES`, and for AdamW the methods with its momentum that our table recommends."""
-    from thinwire.predict.recommend import measured_exchanges
+
+def candidates_for(optimizer: torch.optim.Optimizer | None, *, equal: bool = False) -> list[str]:
+    """`CANDIDATES`, and with an adaptive optimizer what our table of a transformer recommends.
+
+    `adam` needs an AdamW whose steps it can take; periodic averaging makes replicas differ.
+    """
+    from thinwire.predict.recommend import measured_methods
 
     found: list[str] = list(CANDIDATES)
-    for text in measured_exchanges() if kind_of(optimizer) == "adaptive" else ():
-        method = parse_exchange(text)
-        if optimizer is not None and isinstance(method, Adam):
+    for text in measured_methods() if kind_of(optimizer) == "adaptive" else ():
+        method = parse(text)
+        if isinstance(method, Adam):
             with suppress(ConfigError):  # not AdamW, or one whose steps it cannot take
-                frozen_adam.check(method, optimizer)
+                frozen_adam.check(method, cast(torch.optim.Optimizer, optimizer))
                 found.append(text)
-    return found
+        elif not (equal and isinstance(method, Schedule)):
+            found.append(text)
+    return list(dict.fromkeys(found))
 
 
 def attach_auto(
@@ -244,38 +444,12 @@ def attach_auto(
     dense_below: int,
     scaler: LossScale | None,
     optimizer: torch.optim.Optimizer | None,
+    replicas: str,
 ) -> AutoSession:
     """Let the first steps decide; see `AutoSession`."""
+    checks.one_of("attach", "replicas", replicas, ("any", "equal"))
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f'attach(model, "auto") takes a DistributedDataParallel model, not {type(model).__name__}'
         )
-    return AutoSession(model, _Options(overlap, seed, dense_below, scaler, optimizer))
-
-
-def _slowest(
-    compute: Compute, execute: probing.Execute, rank_info: RankInfo, device: torch.device
-) -> Compute:
-    """The slowest rank's times: the others wait for it."""
-    table = torch.zeros(rank_info.size, 3, dtype=torch.float64, device=device)
-    table[rank_info.rank] = torch.tensor([compute.forward, compute.backward, compute.rest])
-    flat = table.view(-1)
-    execute(frames.AllReduce(flat, flat.numel() * 8))
-    forward, backward, rest = cast("list[float]", table[table.sum(1).argmax()].tolist())
-    return Compute(forward, backward, rest)
-
-
-def _from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torch.device) -> dict[str, Any]:
-    """Rank 0's decision on every rank, checked."""
-    block = torch.zeros(DECISION_BYTES, dtype=torch.uint8)
-    text = json.dumps(told).encode()[:DECISION_BYTES]
-    block[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    block = block.to(device)
-    execute(frames.Broadcast(block, 0, DECISION_BYTES if told else 0))
-    try:
-        said = json.loads(frames.to_bytes(block.cpu()).rstrip(b"\0"))
-    except ValueError:
-        raise ThinwireError("auto: what rank 0 said is not a decision") from None
-    if not isinstance(said, dict) or not ("error" in said or {"method", "reasons"} <= set(cast(Any, said))):
-        raise ThinwireError("auto: what rank 0 said is not a decision")
-    return cast("dict[str, Any]", said)
+    return AutoSession(model, _Options(overlap, seed, dense_below, scaler, optimizer, replicas))

@@ -40,8 +40,13 @@ def _name(text: str) -> str | None:
         return None
 
 
+@lru_cache(maxsize=1)
+def recovered() -> Mapping[str, float]:
+    """The part of the gap between a worker alone and `dense`, by method."""
+    return {name: float(row["recovered"]) for name, row in _rows().items() if "recovered" in row}
+
+
 def close() -> list[str]:
     """The measured methods that may be recommended."""
-    parts = {name: float(row.get("recovered", 1.0)) for name, row in _rows().items()}
     near = [method for method, nats in behind().items() if nats <= CLOSE_ENOUGH]
-    return [method for method in near if parts.get(method, 1.0) >= LEAST_RECOVERED]
+    return [method for method in near if recovered().get(method, 1.0) >= LEAST_RECOVERED]

@@ -21,6 +21,8 @@ from thinwire.predict.mirror import Job, Round
 GROWING = ("all_gather", "all_to_all")
 # Blocks that are shorter may be sent in another way by more workers.
 SHORT_BYTES = 2048
+# What a rank contributes to a round in which the ranks say how long their payloads are.
+LENGTH_BYTES = 8
 
 Jobs = tuple[Job, ...]
 Steps = tuple[Jobs, ...]
@@ -31,13 +33,21 @@ Counted = Sequence[tuple[int, Job]]
 def only_gathers(few: Job, many: Job) -> bool:
     """Whether so many workers and any larger number take the same operations: sums, and whole payloads."""
     same = kinds(few) == kinds(many)
+    following = (*many.rounds[1:], None)
     return same and all(
-        each.operation in ("all_reduce", "broadcast") or each.inside or _whole(each) for each in many.rounds
+        each.operation in ("all_reduce", "broadcast") or each.inside or _whole(each) or _lengths(each, after)
+        for each, after in zip(many.rounds, following, strict=True)
     )
 
 
 def _whole(each: Round) -> bool:
     return each.operation == "all_gather" and each.payload >= SHORT_BYTES
+
+
+def _lengths(each: Round, after: Round | None) -> bool:
+    """Whether the ranks say in this round how long the payloads are that they gather in the next one."""
+    short = each.operation == "all_gather" and each.payload == LENGTH_BYTES
+    return short and after is not None and not after.inside and _whole(after)
 
 
 def job_for(workers: int, measured: Counted, played: Counted | None, local: int = 1) -> Job:

@@ -25,6 +25,7 @@ from thinwire.core.routing import View, plan
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.methods.registry import parse_exchange
 from thinwire.net.rank_info import RankInfo
+from thinwire.predict import many
 from thinwire.predict.buckets import Shapes, ddp_buckets
 from thinwire.predict.mirror import (
     Blocks,
@@ -51,10 +52,15 @@ SAMPLE = 2**21
 # new memory for each of them, and those of the sample have to be as well.
 WHOLE_SAMPLE = 5 * 2**20
 SMALL_SAMPLE = 2**14
+# With more workers than this, reconciling replicas is not played, but extrapolated from these two.
+RECONCILED_WORKERS = (16, 64)
 # Random entries; longer buckets repeat them.
 NOISE = 2**23
 # After this many seconds no further turn is measured: long turns vary little.
 LONG_ENOUGH = 0.1
+# A kernel that is loaded in a turn of this many seconds hardly makes it longer.
+VERY_LONG = 0.3
+COPIES = 5
 
 
 @dataclass(frozen=True)
@@ -123,14 +129,17 @@ class Player:
         self._check(gradients)
         self.gradients = gradients
         traits = self.exchange.traits
+        self.driver: Driver = "blocking"
         if host == "average":
-            self.driver: Driver = "blocking"
             buckets = [list(self.shapes)]
         else:
-            self.driver = "blocking" if not overlap else "direct" if traits.single_mean else "lanes"
+            if overlap:
+                self.driver = "direct" if traits.single_mean else "lanes"
             # A limit that the user sets holds for the first bucket, too.
             limits = {} if bucket_bytes is None else {"first": bucket_bytes, "cap": bucket_bytes}
             buckets = ddp_buckets(self.shapes, **limits)
+        if traits.delayed:
+            self.driver = "delayed"
         self.shares = tuple(self._entries(bucket) / max(1, entries) for bucket in buckets)
         session = self._session(RankInfo(0, 1))
         self.data_dependent = session.payload_bytes() is None
@@ -214,7 +223,8 @@ class Player:
             ]
             quiet = None
             if self._may_skip and repeats:
-                quiet = self._as_leader(sample, workers, STEPS[0], 1, still=True).jobs_of(sample)
+                some = self._sample(entries or SAMPLE)
+                quiet = self._as_leader(some, workers, STEPS[0], 1, still=True).jobs_of(some)
         steps = tuple(each.jobs_of(sample, work=grow_work) for each in found)
         return Play(steps, quiet, found[0].session.reconcile_every, max(played.spread for played in found))
 
@@ -268,7 +278,7 @@ class Player:
         began = time.perf_counter()
         # A kernel may be loaded in the first turn that has a residual; the whole model at once has none.
         least = 1 if self.whole else 2
-        while len(turns) <= repeats and (len(turns) <= least or time.perf_counter() - began < LONG_ENOUGH):
+        while len(turns) <= repeats and _goes_on(len(turns), least, time.perf_counter() - began):
             turns.append(turn(len(turns)))
         measured = turns[1:] or turns  # the first turn makes states and workspaces
         # Other work on this machine makes a turn longer, never shorter: the shortest counts.
@@ -312,7 +322,25 @@ class Player:
             return noise(self._entries(bucket))
         return torch.cat([given[name].detach().float().reshape(-1) for name in bucket])
 
+    def copying(self) -> float:
+        """Seconds of the copies that a delay takes: of the gradients, and of the means that they wait for."""
+        if self.driver != "delayed":
+            return 0.0
+        entries = self._entries(self.shapes)
+        some = noise(min(entries, SAMPLE))
+        copy = torch.empty_like(some)
+        taken: list[float] = []
+        for _ in range(COPIES):
+            began = time.perf_counter()
+            copy.copy_(some)
+            taken.append(time.perf_counter() - began)
+        return 2 * min(taken) * entries / max(1, some.numel())
+
     def reconciliation(self, workers: int) -> Job:
+        """The mean of replicas that have drifted apart, among so many workers."""
+        if workers > RECONCILED_WORKERS[-1]:  # a short gather and sums, among any number of workers
+            played = [(count, self.reconciliation(count)) for count in RECONCILED_WORKERS]
+            return many.job_for(workers, played, None)
         session = self._session(RankInfo(0, workers))
         copies = [(name, tensor.clone()) for name, tensor in session.engine.parameters.items()]
         own = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
@@ -343,6 +371,13 @@ def noise(entries: int) -> torch.Tensor:
     if entries <= NOISE:
         return _random_numbers()[:entries]
     return _random_numbers().repeat(-(-entries // NOISE))[:entries]
+
+
+def _goes_on(turns: int, least: int, seconds: float) -> bool:
+    """Whether to measure another turn, after these and the seconds since the first one."""
+    if turns <= least:
+        return turns < 2 or seconds < VERY_LONG
+    return seconds < LONG_ENOUGH
 
 
 def _alike(first: Sequence[Job], second: Sequence[Job]) -> bool:

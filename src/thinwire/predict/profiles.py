@@ -8,7 +8,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -41,6 +41,8 @@ MEASURED_WORKERS = (16, 64)
 MEASURED_ENTRIES = 2**19
 # And with more than this, operations are extrapolated from these two, with a smaller part.
 PLAYED_WORKERS = (128, 512)
+# So many hosts with two levels: every rank of theirs takes part in the first round of a sync round.
+PLAYED_HOSTS = (32, 128)
 PLAYED_ENTRIES = 2**18
 
 
@@ -190,11 +192,13 @@ class Profile(ProfileBase):
     Attributes:
         steps: the jobs of a step; of two steps, if a method alternates.
         shares: the part of the backward pass that each job has to wait for after the one before.
+        driver: what runs the jobs; a method with a delay has one of its own.
         reconciliation: the mean of drifting replicas, every `reconcile_every` steps.
         data_dependent: whether the bytes depend on the gradients; these are for the ones given, normally
             distributed ones by default.
         quiet: the jobs of a step in which a lazy method has nothing new to send.
         spread: the median measured work in terms of the shortest, which is in the jobs.
+        copying: seconds of the training loop's own work in a step, for a method with a delay.
     """
 
     steps: tuple[tuple[Job, ...], ...]
@@ -205,6 +209,7 @@ class Profile(ProfileBase):
     data_dependent: bool = False
     quiet: tuple[Job, ...] | None = None
     spread: float = 1.0
+    copying: float = 0.0
 
     def often(self) -> list[tuple[Round, float]]:
         found = [(r, 1 / len(self.steps)) for jobs in self.steps for job in jobs for r in job.rounds]
@@ -215,7 +220,7 @@ class Profile(ProfileBase):
     @property
     def compression_seconds(self) -> float:
         """A rank's own work in a step: coding, and decoding the payloads of all ranks."""
-        total = sum(job.work for jobs in self.steps for job in jobs) / len(self.steps)
+        total = self.copying + sum(job.work for jobs in self.steps for job in jobs) / len(self.steps)
         if self.reconciliation is not None and self.reconcile_every is not None:
             total += self.reconciliation.work / self.reconcile_every
         return total
@@ -225,6 +230,8 @@ class Profile(ProfileBase):
         return 1
 
     def seconds_at(self, sites: Sites, compute: Compute, cores: float) -> float:
+        if self.copying:
+            compute = replace(compute, rest=compute.rest + self.copying)
         each = [step_seconds(j, self.shares, compute, sites, self.driver, cores) for j in self.steps]
         total = statistics.fmean(each)
         if self.reconciliation is not None and self.reconcile_every is not None:
@@ -237,13 +244,18 @@ class Profile(ProfileBase):
         return self.scaled(self.spread)
 
     def quieter(self) -> Profile:
-        return self if self.quiet is None else _replaced(self, steps=(self.quiet,))
+        return self if self.quiet is None else replace(self, steps=(self.quiet,))
 
     def scaled(self, factor: float) -> Profile:
         """The same operations with all work `factor` times as long."""
         steps = tuple(tuple(one.scaled(factor) for one in jobs) for jobs in self.steps)
         apart = self.reconciliation
-        return _replaced(self, steps=steps, reconciliation=None if apart is None else apart.scaled(factor))
+        return replace(
+            self,
+            steps=steps,
+            reconciliation=None if apart is None else apart.scaled(factor),
+            copying=factor * self.copying,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -259,11 +271,6 @@ class Profile(ProfileBase):
         if record["quiet"] is not None:
             made["quiet"] = tuple(_job(job) for job in record["quiet"])
         return Profile(**made)
-
-
-def _replaced(profile: Profile, **changes: Any) -> Profile:
-    fields = {name: getattr(profile, name) for name in profile.__dataclass_fields__}
-    return Profile(**{**fields, **changes})
 
 
 @dataclass(frozen=True)
@@ -394,7 +401,8 @@ def periodic_profile(
             return played(workers, repeats)
         few, more = (played(local * count, min(repeats, 2), MEASURED_ENTRIES) for count in MEASURED_WORKERS)
         far = None
-        if not many.only_gathers(few.job, more.job):
+        # First the ranks compare where they are: a gather, however many they are.
+        if not many.only_gathers(*(replace(each.job, rounds=each.job.rounds[1:]) for each in (few, more))):
             counts = _played_for(workers, local)
             far = [(count, played(count, 0, PLAYED_ENTRIES, grow_work=False).job) for count in counts]
         measured = [(each.workers, each.job) for each in (few, more)]
@@ -440,7 +448,7 @@ def _without_notices() -> Generator[None, None, None]:
 
 
 def _played_for(workers: int, local: int) -> tuple[int, int]:
-    fewer, more = (local * count for count in PLAYED_WORKERS)
+    fewer, more = (local * count for count in (PLAYED_WORKERS if local == 1 else PLAYED_HOSTS))
     return (workers // 4, workers) if workers <= more else (fewer, more)
 
 
@@ -499,4 +507,5 @@ def _made(player: Player, workers: int, play: Play) -> Profile:
         player.data_dependent,
         play.quiet,
         play.spread,
+        player.copying(),
     )

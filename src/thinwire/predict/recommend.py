@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from thinwire import predict
 from thinwire.averaging.base import Schedule
+from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.hierarchical import Hierarchical
@@ -269,6 +270,16 @@ def proven() -> dict[str, float]:
     return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}
 
 
+@lru_cache(maxsize=1)
+def recovered_on_digits() -> dict[str, float]:
+    """The part of the gap between a worker alone and dense in that table; empty without a worker alone."""
+    record = json.loads(files("thinwire.predict").joinpath("digits.json").read_text())
+    results: Sequence[Mapping[str, Any]] = record["results"]
+    found = {str(row["method"]): float(row["accuracy"]) for row in results}
+    gap = found["dense"] - found.get("alone", found["dense"])
+    return {} if gap <= 0 else {method: 1 - (found["dense"] - each) / gap for method, each in found.items()}
+
+
 def kept_back(
     method: str,
     own: predict.Profile | predict.PeriodicProfile | None = None,
@@ -284,6 +295,8 @@ def kept_back(
     if isinstance(exchange, Hierarchical):  # the mean of a group, to half precision or exactly, then `outer`
         return kept_back(str(exchange.outer), own, optimizer=optimizer, replicas=replicas)
     traits = exchange.traits
+    if traits.delayed:
+        return _late_kept_back(exchange, optimizer)
     behind = proven().get(str(exchange))
     # A measurement with AdamW says more than a rule, and than digits with SGD.
     nats = language.behind().get(str(exchange)) if optimizer == "adaptive" else None
@@ -306,14 +319,31 @@ def kept_back(
 
 
 def _schedule_kept_back(schedule: Schedule, optimizer: OptimizerKind, replicas: Replicas) -> str | None:
-    """A method that averages parameters must have been measured itself: its period decides how it trains."""
-    behind = proven().get(str(schedule))
-    nats = language.behind().get(str(schedule)) if optimizer == "adaptive" else None
+    if replicas == "equal":
+        return "replicas differ between sync rounds"
+    return _late_kept_back(schedule, optimizer)
+
+
+def _late_kept_back(method: Configured, optimizer: OptimizerKind) -> str | None:
+    """A method that averages parameters, or later, must have been measured itself with this optimizer.
+
+    Its period or delay decides how it trains. It must also recover a good part of what the other workers
+    bring: a worker that trains alone is late, too.
+    """
+    text, adaptive = str(method), optimizer == "adaptive"
+    nats, behind = language.behind().get(text), proven().get(text)
+    table = language.recovered() if adaptive else recovered_on_digits()
+    known = nats if adaptive else behind
+    part = table.get(text)
     reasons = {
-        "replicas differ between sync rounds": replicas == "equal",
-        "not in our table": behind is None and nats is None,
-        "behind dense with AdamW in our table": nats is not None and nats > language.CLOSE_ENOUGH,
-        "behind dense in our table": nats is None and behind is not None and behind < -CLOSE_ENOUGH,
+        "not in our table": known is None,
+        "behind dense with AdamW in our table": adaptive
+        and nats is not None
+        and nats > language.CLOSE_ENOUGH,
+        "behind dense in our table": not adaptive and behind is not None and behind < -CLOSE_ENOUGH,
+        "not compared with a worker alone in our table": part is None,
+        "recovers less than half of the gap between a worker alone and dense": part is not None
+        and part < language.LEAST_RECOVERED,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -18,7 +18,9 @@ from thinwire.predict.stragglers import largest
 LANES = 2
 # Cycles of a periodic method: the first begins with nothing under way and does not count.
 CYCLES = 3
-Driver = Literal["lanes", "direct", "blocking"]
+# Steps of a method with a delay: of the first two, nothing or little is under way, and they do not count.
+DELAYED_STEPS = 6
+Driver = Literal["lanes", "direct", "blocking", "delayed"]
 Want = Literal["cpu", "link", "delay"]
 
 
@@ -118,10 +120,13 @@ def step_seconds(
         shares: the part of the backward pass that ends with each job's gradients being ready.
         where: the links, and what operations cost besides.
         driver: "lanes" (job i in lane i mod 2), "direct" (the hook does the work before the only operation),
-            or "blocking" (one job after the other, after the backward pass, in its thread).
+            "blocking" (one job after the other, after the backward pass, in its thread), or "delayed" (in a
+            lane beside the next step, whose optimizer waits for them; the mean of several steps).
         cores: the number of threads of a worker that run at full speed at the same time.
     """
     sites = Sites(where) if isinstance(where, Link) else where
+    if driver == "delayed":
+        return _Delayed(jobs, compute, sites).run_steps(cores)
     return _Step(jobs, shares, compute, sites, driver).run(cores)
 
 
@@ -209,7 +214,12 @@ class _Threads:
 
 class _Step(_Threads):
     def __init__(
-        self, jobs: Sequence[Job], shares: Sequence[float], compute: Compute, sites: Sites, driver: Driver
+        self,
+        jobs: Sequence[Job],
+        shares: Sequence[float],
+        compute: Compute,
+        sites: Sites,
+        driver: Literal["lanes", "direct", "blocking"],
     ) -> None:
         super().__init__(sites)
         self.jobs = jobs
@@ -262,6 +272,40 @@ class _Step(_Threads):
             yield from self.operation(each)
         yield _Segment("cpu", self.jobs[number].closing + self.jobs[number].finish)
         self.done[number] = self.communicated[number] = True
+
+
+class _Delayed(_Threads):
+    """The exchange of a step runs beside the next one, which ends when that exchange has ended."""
+
+    def __init__(self, jobs: Sequence[Job], compute: Compute, sites: Sites) -> None:
+        super().__init__(sites)
+        self.jobs = jobs
+        self.compute = compute
+        self.begun = self.ended = 0
+        self.marks: list[float] = []
+        self.threads = [self._main(), self._lane()]
+
+    def run_steps(self, cores: float) -> float:
+        self.run(cores)
+        return (self.marks[-1] - self.marks[1]) / (DELAYED_STEPS - 2)
+
+    def _main(self) -> _Thread:
+        for number in range(DELAYED_STEPS):
+            yield _Segment("cpu", self.compute.forward + self.compute.backward)
+            yield lambda number=number: self.ended >= number
+            self.begun += 1
+            yield _Segment("cpu", self.compute.rest)
+            self.marks.append(self.clock)
+
+    def _lane(self) -> _Thread:
+        for number in range(DELAYED_STEPS):
+            yield lambda number=number: self.begun > number
+            for job in self.jobs:
+                for each in job.rounds:
+                    yield _Segment("cpu", each.work)
+                    yield from self.operation(each)
+                yield _Segment("cpu", job.closing + job.finish)
+            self.ended += 1
 
 
 class _Cycles(_Threads):

@@ -147,6 +147,14 @@ class BaseSession(ABC):
     def replicas(self) -> Replicas:
         """This rank's parameters."""
 
+    @property
+    def held(self) -> frozenset[str]:
+        """The names of parameters and buffers that the session's own state holds, with the optimizer's state.
+
+        Only a periodic session holds them: they differ between the ranks.
+        """
+        return frozenset()
+
     def spread(self) -> float:
         """How far apart the replicas are: the largest distance from the mean, relative to its norm.
 

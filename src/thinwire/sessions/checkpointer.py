@@ -195,8 +195,7 @@ class Checkpointer:
     @property
     def _held(self) -> set[str]:
         """The parts of the model that the session's state holds."""
-        session = self._session
-        return {*session.parameters, *session.all_buffers} if isinstance(session, PeriodicSession) else set()
+        return set(self._session.held) if isinstance(self._session, PeriodicSession) else set()
 
     def _write(self, step: int, name: str, own: dict[str, Any], common: dict[str, Any]) -> None:
         """In the background: write, tell the others, and commit when all have written."""
@@ -395,8 +394,10 @@ class Checkpointer:
             )
 
     def _load(self, shared: Mapping[str, Any], common: Mapping[str, Any]) -> None:
-        self._model.load_state_dict(_part(shared, "model"), strict=not self._held)
-        if self._optimizer is not None and not isinstance(self._session, PeriodicSession):
+        held = self._session.held  # after its state has been loaded: an automatic session may be periodic now
+        theirs = {name: each for name, each in _part(shared, "model").items() if name not in held}
+        self._model.load_state_dict(theirs, strict=not held)
+        if self._optimizer is not None and not held:
             self._optimizer.load_state_dict(_part(shared, "optimizer"))
         for name, each in self._also.items():
             each.load_state_dict(_part(common, "also")[name])

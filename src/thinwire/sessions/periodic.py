@@ -165,6 +165,10 @@ class PeriodicSession(BaseSession):
         """The model's buffers by name."""
         return dict(self._model.named_buffers())
 
+    @property
+    def held(self) -> frozenset[str]:
+        return frozenset({*self.parameters, *self.all_buffers})
+
     def describe(self) -> dict[str, Any]:
         """This rank's settings, which must be equal on all ranks, besides those that the engine compares."""
         return {

@@ -1,0 +1,94 @@
+"""From one session to the next of the same model: all replicas are equal then, and residuals are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import cast
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from thinwire import log
+from thinwire.core.config import Configured
+from thinwire.core.engine import LossScale
+from thinwire.core.exchange import Exchange
+from thinwire.sessions.gradient import Session
+from thinwire.sessions.periodic import PeriodicSession
+from thinwire.sessions.replicas import Replicas
+
+
+def leave(
+    session: Session | PeriodicSession,
+    following: Configured,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: LossScale | None,
+) -> dict[str, torch.Tensor]:
+    """Before a session ends: make the replicas equal. Returns what the next gradients have to carry.
+
+    These are the residuals of gradients, and with a delay the means that no optimizer has seen yet, flat, by
+    parameter. Call it on every rank, between two steps.
+    """
+    if isinstance(session, PeriodicSession):
+        _flush(session, optimizer)
+        return {}
+    residuals = session.residuals()
+    if _of_momenta(session.method) != _of_momenta(following):
+        norm = math.hypot(*(float(residual.norm()) for residual in residuals.values()))
+        if norm and session.engine.speaks:
+            log.warning(
+                "the residual of %s ends with it (norm %.3g on this rank): one of momenta does not fit %s",
+                session.method,
+                norm,
+                following,
+            )
+        return {}
+    scale = 1.0 if scaler is None else float(scaler.get_scale())
+    return {name: residual * (scale / session.engine.scale) for name, residual in residuals.items()}
+
+
+def _of_momenta(method: Configured) -> bool:
+    return isinstance(method, Exchange) and method.traits.optimizer == "Adam"
+
+
+@torch.no_grad()
+def _flush(session: PeriodicSession, optimizer: torch.optim.Optimizer | None) -> None:
+    """Synchronise, apply what has not been sent, and average the optimizer's state, all of it exactly."""
+    session.sync()
+    residuals = session.residuals()
+    for block in session.blocks:
+        values = block.anchor.clone()
+        for slot, part in zip(block.layout.slots, block.layout.parts(values), strict=True):
+            if slot.name in residuals:
+                part.sub_(residuals[slot.name].view(-1))
+        block.write(values)
+    replicas = Replicas(session.parameters, optimizer)
+    session.run(replicas.reconcile(session.rank_info, session.step, session.engine.link))
+    if session.method.outer.momentum and session.speaks:
+        log.info("the outer momentum of %s ends with it", session.method)
+
+
+class Carried:
+    """Tensors that are added to the next gradients of this rank, each to the next one of its parameter."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._left = dict(tensors)
+        self._handles: list[RemovableHandle] = [
+            cast(RemovableHandle, parameters[name].register_hook(partial(self._added, name)))
+            for name in tensors
+        ]
+
+    @property
+    def left(self) -> bool:
+        """Whether a tensor has not been added yet."""
+        return bool(self._left)
+
+    def _added(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        carried = self._left.pop(name, None)
+        return gradient if carried is None else gradient + carried.view_as(gradient).to(gradient.dtype)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
