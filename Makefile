@@ -34,7 +34,7 @@ check: style
 quick: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m quick
 
-# Four tests at a time on two cores, since many wait; beside them, one after the other, those that do little but
+# Five tests at a time on two cores, since many wait; beside them, one after the other, those that do little but
 # wait for dead and silent peers. At last, alone, those that measure times on emulated links, and the lab's.
 WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/chaos
 BY_THE_CLOCK := tests/predict/test_probe.py tests/net/test_links.py \
@@ -45,7 +45,7 @@ test: style
 	$(BIN)/pytest $(BY_THE_CLOCK)
 
 side-by-side: setup
-	$(BIN)/pytest -n 4 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
+	$(BIN)/pytest -n 5 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
 
 waiting: setup
 	$(BIN)/pytest $(WAITING)
