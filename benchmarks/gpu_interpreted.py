@@ -1,4 +1,6 @@
-"""`python -m benchmarks.gpu_interpreted`: every case in Triton's interpreter; prints a line of JSON for each.
+"""`python -m benchmarks.gpu_interpreted PART`: the cases with this in their name in Triton's interpreter.
+
+It prints a line of JSON for each.
 
 Bytes are the difference between two sizes, so what a kernel moves once for any size (histograms, samples)
 does not count. Samples are shortened, or the tensors would have to be too large for the interpreter.
@@ -22,7 +24,7 @@ TILE = 32768
 def main() -> None:
     dispatch.BACKENDS["cpu"] = "thinwire.kernels.triton"
     _launch.TILE, _candidates.RUNS, sketch.SAMPLE_BLOCKS = TILE, 1024, 256
-    for case in CASES:
+    for case in [case for case in CASES if sys.argv[1] in case.name]:
         small, large = _run(case.make(SMALL), SMALL), _run(case.make(LARGE), LARGE)
         each = 4 * (LARGE - SMALL)
         line = {

@@ -11,7 +11,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks.common import measuring, show
 from benchmarks.gpu_programs import TARGETS, Launch, compiled, one_of_each, use_of
@@ -20,14 +22,17 @@ from thinwire.tools.cli.show import JsonFile, save
 ROOT = Path(__file__).parents[1]
 
 
-def command(json_file: JsonFile = None) -> None:
+def command(
+    only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
+    json_file: JsonFile = None,
+) -> None:
     """Registers, shared memory and memory passes of the Triton kernels; needs no GPU."""
-    save(json_file, report())
+    save(json_file, report(only))
 
 
-def report() -> dict[str, Any]:
+def report(only: str = "") -> dict[str, Any]:
     """Interpret, compile and show two tables; returns the record for the JSON file."""
-    cases = interpreted()
+    cases = interpreted(only)
     show(
         "memory passes (1 = the bytes of the tensor, read or written)",
         cases,
@@ -57,10 +62,10 @@ def report() -> dict[str, Any]:
     return {"passes": slim, "programs": rows}
 
 
-def interpreted() -> list[dict[str, Any]]:
-    """The record of every case, from a process in which Triton interprets."""
+def interpreted(only: str) -> list[dict[str, Any]]:
+    """The record of every case whose name contains `only`, from a process in which Triton interprets."""
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_interpreted"],
+        [sys.executable, "-m", "benchmarks.gpu_interpreted", only],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import tests.hosts.common
 import tests.laws.cohort  # noqa: F401  (both: pytest comes along)
+import thinwire.tools.script.worker  # noqa: F401
 from thinwire import kernels
 
 kernels.prepare()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.net.test_kernel_bytes import measure
-from thinwire.tools.lab import namespaces
+from tests.net.test_kernel_bytes import in_hosts, measured
 
 STEPS = 16
 PQASGD = "pqasgd(every=4, bits=8)"
@@ -11,10 +10,7 @@ PQASGD = "pqasgd(every=4, bits=8)"
 
 @pytest.mark.slow
 def test_an_interface_sends_what_the_meter_says_and_far_less_than_dense() -> None:
-    reason = namespaces.unavailable()
-    if reason:
-        pytest.skip(reason)
-    for rank, counted in enumerate(measure(2, ("dense", PQASGD), STEPS)):
+    for rank, counted in enumerate(in_hosts(measured, 2, ("dense", PQASGD), STEPS)):
         dense, periodic = counted["dense"], counted[PQASGD]
         ratio = periodic["kernel"] / periodic["metered"]
         assert 1.00 <= ratio <= 1.08, f"rank {rank}: {ratio:.4f}, {periodic}"

@@ -31,6 +31,7 @@ import thinwire
 from benchmarks.cli import bench
 from reproductions.cli import app as reproductions
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
+from tests.script.forked import use_forked_workers
 from thinwire import list_methods, list_schedules
 from thinwire.tools.cli import app
 
@@ -92,6 +93,7 @@ RULES = (
     ),
     # The tests of the benchmarks run these, too.
     Rule(r"python -m benchmarks (overhead|run)", options="--steps 1", slow=True),
+    Rule(r"python -m benchmarks gpu-kernels", options="--only block"),
     Rule(r"python -m benchmarks methods", options="--size 5000 -m topk"),
     Rule(r"python -m benchmarks checksums", options="--size 5000 --steps 1 -m topk", slow=True),
     Rule(r"python -m benchmarks kernels", edits=((r"\bT$", "1"),), options="--size 5000 --only sign"),
@@ -104,7 +106,7 @@ RULES = (
         options="--only mlp --steps 4",
         slow=True,
     ),
-    Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk"),
+    Rule(r"python -m benchmarks digits", options="--workers 2 --steps 2 --seeds 1 -m topk", slow=True),
     Rule(r"python -m benchmarks language-page", edits=((r"page .*", "page"),), options="--help"),
     Rule(r"python -m benchmarks language .*\bDATA\b", skip="needs the datasets"),
     Rule(r"python -m benchmarks language", options="--steps 10 --seeds 1 --batch 1 -m topk", slow=True),
@@ -270,6 +272,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_runs(command: str, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
     monkeypatch.syspath_prepend(str(clone))
+    use_forked_workers(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clone), *sys.path]))  # for processes that it starts
     assigned, plain = environment_of(command)
     for name, value in assigned.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,10 @@ def texts(path: Path) -> list[str]:
     return found
 
 
-SOURCE = "\n".join(text for path in (ROOT / "src/thinwire").rglob("*.py") for text in texts(path))
+@cache
+def source() -> str:
+    """All strings of the package."""
+    return "\n".join(text for path in (ROOT / "src/thinwire").rglob("*.py") for text in texts(path))
 
 
 def quoted() -> list[str]:
@@ -53,7 +57,7 @@ def test_a_message_is_in_the_source(message: str) -> None:
     long = [piece for piece in pieces if len(piece) > 8]
     assert long, message
     for piece in long:
-        assert piece in SOURCE, f"{message!r}: {piece!r}"
+        assert piece in source(), f"{message!r}: {piece!r}"
 
 
 def test_every_class_of_errors_is_explained() -> None:

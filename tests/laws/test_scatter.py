@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tests.laws.cohort import DEFAULTS, SIZES, Cohort, every, named
+from tests.laws.cohort import DEFAULTS, SIZES, Cohort, every, named, second_of_a_kind
 from thinwire import parse
 
 SCATTERS = named(lambda traits: traits.scatters)
@@ -49,7 +49,10 @@ def test_each_rank_gets_its_own_stretch_of_the_mean(method: str, size: int, n: i
             assert n < 100 or float((out * mean).sum()) > 0
 
 
-@every(named(lambda traits: traits.scatters and traits.unbiased), quick=DEFAULTS)
+UNBIASED = named(lambda traits: traits.scatters and traits.unbiased)
+
+
+@every(UNBIASED, quick=DEFAULTS, slow=second_of_a_kind(UNBIASED))
 def test_the_expectation_is_the_mean(method: str) -> None:
     size, trials = 3, 300
     cohort, given = cohort_of(method, size), gradients(size, 60)

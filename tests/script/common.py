@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import pytest
 
+from tests.script.forked import use_forked_workers
 from thinwire.tools.cli import app
 
 HEAD = """
@@ -60,8 +61,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}  # nothing is folded
 def command(folder: Path, *words: str, launcher: tuple[str, ...] = RUN, process: bool = False) -> Any:
     """`python LAUNCHER WORDS` in the folder.
 
-    thinwire itself is called right here, unless a process is asked for, whose start takes seconds. Its
-    workers are processes in any case.
+    thinwire itself is called right here, with forked workers, unless a process is asked for, whose start
+    takes seconds.
     """
     if launcher[:2] == RUN[:2] and not process:
         return here(folder, [*launcher[2:], *words])
@@ -85,6 +86,7 @@ def here(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(folder)
+        use_forked_workers(patch)
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         try:
