@@ -8,8 +8,9 @@ import msgspec
 import torch
 
 from reproductions.a2sgd_time import LINK, WORKERS, times
-from reproductions.base import Claim, Context, Outcome, Reproduction, percent
+from reproductions.base import Claim, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Gradients, Recipe, images
+from reproductions.parts import Context
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate
 

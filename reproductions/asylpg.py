@@ -24,7 +24,8 @@ from reproductions.asylpg_runs import (
     Study,
     measure,
 )
-from reproductions.base import Claim, Context, Outcome, Reproduction, exponent
+from reproductions.base import Claim, Outcome, Reproduction, exponent
+from reproductions.parts import Context
 
 SETS = ("mushrooms", "a9a", "ijcnn1", "w8a", "rcv1_small", "reuters")
 # The set here that is most like real-sim: news, 8,315 words; real-sim has 20,958.

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from reproductions.base import Context, Outcome, Reproduction, exponent
+from reproductions.base import Outcome, Reproduction, exponent
+from reproductions.parts import Context
 from thinwire.distributions import (
     ExactCounts,
     Grouping,

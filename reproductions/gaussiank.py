@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from reproductions.base import Context, Outcome, Reproduction
+from reproductions.base import Outcome, Reproduction
 from reproductions.cohort import Recipe, Training, images, train
 from reproductions.gaussiank_selection import RATIO, SELECTIONS, selection_times
 from reproductions.gaussiank_shapes import BINS, RANGE, Shape, normal, shapes
+from reproductions.parts import Context
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.data import cifar10, synthetic, text
 

@@ -10,8 +10,9 @@ import msgspec
 import torch
 
 from reproductions import gspar_shared
-from reproductions.base import Context, Outcome, Reproduction, percent
+from reproductions.base import Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Recipe, average, images
+from reproductions.parts import Context
 from thinwire import kernels
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.methods.families import sampled as code

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from reproductions.asylpg_runs import linear_set
-from reproductions.base import Context, Outcome
+from reproductions.base import Outcome
+from reproductions.parts import Context
 from thinwire.convex import hogwild
 from thinwire.methods import GSpar
 from thinwire.server import LinearProblem

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from reproductions import pqasgd_optimizers
-from reproductions.base import Context, Outcome, Reproduction, exponent
+from reproductions.base import Outcome, Reproduction, exponent
 from reproductions.cohort import LocalCohort, Recipe, mean_into, train
+from reproductions.parts import Context
 from thinwire.averaging import Periodic, conditions
 from thinwire.methods import QSGD
 from thinwire.tools.workloads import Dataset

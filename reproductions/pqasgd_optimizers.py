@@ -6,8 +6,9 @@ import statistics
 from dataclasses import replace
 from functools import partial
 
-from reproductions.base import Context, Outcome
+from reproductions.base import Outcome
 from reproductions.cohort import Recipe, images, train
+from reproductions.parts import Context
 
 WITHIN_POINTS = 0.3
 DENSE, ALONE = "dense", "a worker alone"

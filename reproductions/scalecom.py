@@ -10,8 +10,9 @@ import msgspec
 import torch
 
 from reproductions import growth
-from reproductions.base import Claim, Context, Outcome, Reproduction, percent
+from reproductions.base import Claim, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_curves, train
+from reproductions.parts import Context
 from thinwire.methods import ScaleCom
 from thinwire.tools.workloads import Dataset
 

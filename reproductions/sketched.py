@@ -12,8 +12,9 @@ import torch
 from benchmarks.recovery import recovery, sketched_vector
 from benchmarks.scale import measure
 from reproductions import growth
-from reproductions.base import Context, Outcome, Reproduction
+from reproductions.base import Outcome, Reproduction
 from reproductions.cohort import Cohort, Gradients, Recipe, Training, images, loss_curves, train
+from reproductions.parts import Context
 from thinwire import kernels
 from thinwire.methods import Sketched
 from thinwire.net.costs import Link

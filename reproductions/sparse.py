@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import torch
 
-from reproductions.base import Claim, Context, Outcome, Reproduction, percent
+from reproductions.base import Claim, Outcome, Reproduction, percent
 from reproductions.cohort import Cohort, Recipe, train
+from reproductions.parts import Context
 from thinwire.core.channel import Channel
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
