@@ -205,14 +205,14 @@ def descend(
         problem.objectives, theta, how, iterations=iterations, optimum=problem.optimum, gap=GAP, known=known
     )
     last, counted = trace.last, skipped * workers if how.algorithm == "gd" else 0
-    every = max(1, len(trace.iterations) // 60)
+    every = max(1, len(trace.iterations) // 40)
     return Run(
         last.number + skipped,
         last.uploads + counted,
         bits=last.bits + counted * last.bits // max(1, last.uploads),
         gradients=last.gradients,
         silence=max(max(one.silence) for one in trace.iterations),
-        curve=[(one.uploads + counted, cast(float, one.gap)) for one in trace.iterations[::every]],
+        curve=[(one.uploads + counted, float(f"{one.gap:.3g}")) for one in trace.iterations[::every]],
     )
 
 

@@ -112,11 +112,19 @@ def train(method: str, recipe: Recipe, data: Dataset) -> Trained:
 
 
 def headline(context: Context, outcome: Outcome) -> None:
-    """The paper's table of gradient methods, logistic regression."""
+    """LAQ's row of the paper's table of gradient methods, logistic regression."""
+    _rows(context, outcome, ("laq",))
+
+
+def other_rows(context: Context, outcome: Outcome) -> None:
+    """The rows beside it."""
+    _rows(context, outcome, tuple(name for name in PUBLISHED if name != "laq"))
+
+
+def _rows(context: Context, outcome: Outcome, names: tuple[Algorithm, ...]) -> None:
     data = pixels(context)
     iterations = 30 if context.quick else 4000
     best = context.once(least_loss, data)
-    names = ("laq",) if context.quick else tuple(PUBLISHED)
     found = context.each(
         {name: partial(row, data, name, iterations, best) for name in names}, f"{data.name}, gap {GAP:g}:"
     )
