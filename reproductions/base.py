@@ -148,8 +148,8 @@ class Reproduction:
     @property
     def rules(self) -> list[str]:
         """The verdict rules of the docstring, fixed before a run."""
-        text = self.doc.partition("Verdicts:")[2].strip()
-        return [" ".join(rule.split()) for rule in text.removeprefix("- ").split("\n- ") if rule]
+        text = self.doc.partition("\nVerdicts")[2]
+        return [" ".join(rule.split()) for rule in text.split("\n- ")[1:]]
 
     def run(self, context: Context) -> tuple[Outcome, list[Left]]:
         """All sections; with what is left, if nothing is to be computed."""

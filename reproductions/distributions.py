@@ -456,8 +456,8 @@ def _servers(context: Context, outcome: Outcome) -> None:
         f"k^{k:.2f} N^{n:.2f} l^{own:.2f}",
         max(abs(k - 1), abs(n + 1), abs(own + 1)) <= 0.3,
         f"{min(over.values()):.1f} to {max(over.values()):.1f} times the rate. `learn` rounds a whole table "
-        "of counts more coarsely; with fewer bits than symbols, servers that report shares of the symbols would "
-        "come closer",
+        "of counts more coarsely; with fewer bits than symbols, servers that report shares of the symbols "
+        "would come closer",
     )
     gains = {
         model: max(
@@ -566,7 +566,7 @@ def _growth(outcome: Outcome, rows: Sequence[Structured]) -> None:
 
 
 def _own_formulas(context: Context, outcome: Outcome) -> None:
-    """A claim of a follow-up; and checks of thinwire's formulas, which no paper claims: a table and a note."""
+    """A claim of a follow-up; and checks of thinwire's own formulas, which no paper claims."""
     settings = (64, 4096, 10) if context.quick else (256, 2**14, 60)
     _exactness(outcome, context.once(exactness, *settings), settings)
     more = context.once(one_more_bit, 256, 2**14, 4 if context.quick else 40)

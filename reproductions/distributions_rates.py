@@ -66,9 +66,9 @@ def one_sample(
 def many_samples(
     model: Model, servers: int, grid: tuple[tuple[int, int, int], ...], repeats: int
 ) -> list[Rate]:
-    """Servers with many samples of the uniform distribution; the grid has (domain, samples, bits of a server).
+    """Servers with many samples of the uniform distribution; n is the number of all samples.
 
-    n is the number of all samples.
+    The grid has domains, samples of a server and bits of a server.
     """
     rows: list[Rate] = []
     for domain, samples, bits in grid:

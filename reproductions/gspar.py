@@ -285,6 +285,10 @@ def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
     )
 
 
+def _range(values: list[float]) -> str:
+    return f"{min(values):.3g} to {max(values):.3g}"
+
+
 def _last(runs: list[Descent]) -> float:
     return fmean(one.gaps[-1] for one in runs)
 
@@ -302,8 +306,8 @@ def _convergence(outcome: Outcome, by_rate: dict[Kind, dict[float, list[Descent]
     runs = {kind: own[best[kind]] for kind, own in by_rate.items()}
     largest = max(next(iter(by_rate.values())))
     outcome.table(
-        "logistic regression, 4 workers: the last gap to the least loss at each step (mean of the seeds), and "
-        "at the best one: its range, and payload bits per worker",
+        "logistic regression, 4 workers: the last gap to the least loss at each step (mean of the seeds), "
+        "and at the best one its range, and payload bits per worker",
         {"": "", "gradient": ""}
         | {f"step {rate:g}": ".3g" for rate in next(iter(by_rate.values()))}
         | {"best": "g", "last gap": "", "bits": ",.0f"},
@@ -312,7 +316,7 @@ def _convergence(outcome: Outcome, by_rate: dict[Kind, dict[float, list[Descent]
                 *kind,
                 *(_last(own[rate]) for rate in own),
                 best[kind],
-                f"{min(one.gaps[-1] for one in runs[kind]):.3g} to {max(one.gaps[-1] for one in runs[kind]):.3g}",
+                _range([one.gaps[-1] for one in runs[kind]]),
                 runs[kind][0].bits[-1],
             )
             for kind, own in by_rate.items()

@@ -82,6 +82,10 @@ def writes_until(run: Run, loss: float) -> int:
     return next(count for count, reached in zip(run.writes, run.losses, strict=True) if reached <= loss)
 
 
+def _loss(values: list[float]) -> str:
+    return f"{fmean(values):.4f} ± {deviation(values):.4f}"
+
+
 def add(context: Context, outcome: Outcome) -> None:
     """Run all combinations, and add tables, figures and claims."""
     quick = context.quick
@@ -114,7 +118,7 @@ def add(context: Context, outcome: Outcome) -> None:
             (
                 *key,
                 ", ".join(f"{rate:g}" for rate in sorted({run.rate for run in own})),
-                f"{fmean(run.losses[-1] for run in own):.4f} ± {deviation([run.losses[-1] for run in own]):.4f}",
+                _loss([run.losses[-1] for run in own]),
                 fmean(run.writes[-1] for run in own),
                 fmean(run.seconds[-1] for run in own),
             )

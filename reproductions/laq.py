@@ -315,7 +315,9 @@ REPRODUCTION = Reproduction(
     "quantized gradients, 2019; Chen, Sun and Yin, LASG, 2020.",
     (
         Section("LAQ's error, silence, uploads and bits on the linear problem of LAG", _deterministic),
-        Section("LAQ's row of the paper's table: iterations, uploads and bits on MNIST", laq_authors.headline),
+        Section(
+            "LAQ's row of the paper's table: iterations, uploads and bits on MNIST", laq_authors.headline
+        ),
         Section("SLAQ at the authors' settings: uploads and accuracy on MNIST", laq_authors.stochastic),
         Section("bits of SLAQ and LASG to a loss, with a network of 200 hidden units", _stochastic),
         Section("the rows of GD, QGD and LAG in the paper's table", laq_authors.other_rows, smoke=False),

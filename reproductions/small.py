@@ -1,4 +1,4 @@
-"""Workloads that are small enough for hundreds of workers in one process: halved images, short rows of text."""
+"""Workloads small enough for hundreds of workers in one process: halved images, short rows of text."""
 
 from __future__ import annotations
 
@@ -55,12 +55,15 @@ def workloads(context: Context) -> Workloads:
     """
     steps, rows = (6, 16) if context.quick else (600, ROWS)
     characters, photos = short_text(context), halved(context)
-    base = Recipe("resnet20", workers=1, steps=steps, batch=rows, momentum=0.9, cosine=True)
-    base = replace(base, warm_up=steps // 20)
+    base = Recipe("transformer", 1, steps, rows, momentum=0.9, cosine=True, warm_up=steps // 20)
+    photo_steps = steps if context.quick else 240
     return {
-        "transformer": (replace(base, model="transformer", hidden=(64, 64), learning_rate=0.2), characters),
+        "transformer": (replace(base, hidden=(64, 64), learning_rate=0.2), characters),
         "LSTM": (replace(base, model="lstm", hidden=(96, 96), learning_rate=1.0), characters),
-        "ResNet-20": (replace(base, group_norm=True, learning_rate=0.1), photos),
+        "ResNet-20": (
+            replace(base, model="resnet20", steps=photo_steps, warm_up=photo_steps // 20, group_norm=True),
+            photos,
+        ),
     }
 
 
