@@ -127,8 +127,15 @@ class History(msgspec.Struct):
         def some(values: Sequence[Any]) -> list[Any]:
             return [values[n] for n in sorted(kept)]
 
-        traces = (self.updates, self.objective, self.bits_down, self.bits_up, self.wire_bytes)
-        return History(*map(some, traces), self.staleness, self.accuracy)
+        return History(
+            some(self.updates),
+            some(self.objective),
+            some(self.bits_down),
+            some(self.bits_up),
+            some(self.wire_bytes),
+            self.staleness,
+            self.accuracy,
+        )
 
 
 class Runs(msgspec.Struct):

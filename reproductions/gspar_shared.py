@@ -64,8 +64,16 @@ def threads(rows: Rows, loss: str, density: float | None, workers: int, epochs: 
     l2 = 1 / (10 * problem.rows)
 
     def run(rate: float, workers: int) -> Run:
-        how = {"epochs": epochs, "rate": rate, "l2": l2, "decay": 0.5, "workers": workers, "seed": seed}
-        found = hogwild(problem, sparsifier=sparsifier, **how).epochs
+        found = hogwild(
+            problem,
+            epochs=epochs,
+            rate=rate,
+            l2=l2,
+            decay=0.5,
+            workers=workers,
+            sparsifier=sparsifier,
+            seed=seed,
+        ).epochs
         return Run(
             rate, [one.loss for one in found], [one.writes for one in found], [one.seconds for one in found]
         )
@@ -96,10 +104,10 @@ def add(context: Context, outcome: Outcome) -> None:
     counts, seeds = (THREADS[:2], SEEDS[:1]) if quick else (THREADS, SEEDS)
     runs = context.each(
         {
-            (rows.name, name, label(density), workers, "seed", seed): partial(
-                threads, rows, loss, density, workers, epochs, seed
+            (each.name, name, label(density), workers, "seed", seed): partial(
+                threads, each, loss, density, workers, epochs, seed
             )
-            for rows in sets
+            for each in sets
             for name, loss in LOSSES.items()
             for density in DENSITIES
             for workers in counts
@@ -108,8 +116,8 @@ def add(context: Context, outcome: Outcome) -> None:
         "threads",
     )
     found: dict[tuple[str, str, str, int], list[Run]] = {}
-    for (*key, _, _), run in runs.items():
-        found.setdefault(tuple(key), []).append(run)
+    for (rows, name, gradient, workers, _, _), run in runs.items():
+        found.setdefault((rows, name, gradient, workers), []).append(run)
     outcome.table(
         "threads that share the parameters: loss, coordinates written and seconds after the last epoch",
         {"set": "", "model": "", "gradient": "", "threads": "d", "step size": "", "loss": ""}

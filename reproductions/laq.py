@@ -34,6 +34,7 @@ from thinwire.convex import Descent, Objective, lazy_gd
 from thinwire.convex.options import Algorithm
 from thinwire.methods import LASG, QSGD
 from thinwire.methods.families.lazy import Coder, Lazy
+from thinwire.tools.report.figures import Curve
 from thinwire.tools.workloads import Dataset
 from thinwire.tools.workloads.models import evaluate, loss
 
@@ -272,7 +273,10 @@ def _stochastic(context: Context, outcome: Outcome) -> None:
         | {"bits of uploads": ".3g", "accuracy": "", "sent per worker and step": ",.0f"},
         [(method, *cells(one), plus_minus(one.accuracies), one.sent) for method, one in found.items()],
     )
-    curves = {method: tuple(zip(*runs[method, "seed", seeds[0]].curve, strict=True)) for method in methods}
+    curves: dict[str, Curve] = {}
+    for method in methods:
+        points = runs[method, "seed", seeds[0]].curve
+        curves[method] = [bits for bits, _ in points], [value for _, value in points]
     outcome.figure(
         "training loss against bits", curves, "payload bits of all workers", "training loss", log="x"
     )

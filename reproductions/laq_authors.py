@@ -125,9 +125,10 @@ def _rows(context: Context, outcome: Outcome, names: tuple[Algorithm, ...]) -> N
     data = pixels(context)
     iterations = 30 if context.quick else 4000
     best = context.once(least_loss, data)
-    found = context.each(
-        {name: partial(row, data, name, iterations, best) for name in names}, f"{data.name}, gap {GAP:g}:"
-    )
+    parts: dict[Algorithm, partial[Row]] = {
+        name: partial(row, data, name, iterations, best) for name in names
+    }
+    found = context.each(parts, f"{data.name}, gap {GAP:g}:")
     for name, one in found.items():
         ours = (one.iterations, one.uploads, one.bits)
         outcome.claim(
