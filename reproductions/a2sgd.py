@@ -247,6 +247,7 @@ REPRODUCTION = Reproduction(
         Section("the time of a step with an LSTM of 66 M parameters, against top-k and QSGD", _speed),
     ),
     __doc__ or "",
-    takeaway="TAKE",
+    takeaway="Two means per step are next to no communication: average the parameters from time to "
+    "time (`average_every`), and count on that alone.",
     methods=("a2sgd",),
 )

@@ -13,6 +13,8 @@ import msgspec
 from reproductions.parts import Context, NotRunError
 from thinwire.tools.report.figures import Curve, lines
 
+NOT_RUN = "not run yet"
+
 
 class Claim(msgspec.Struct, frozen=True):
     """One figure of a paper beside ours.
@@ -151,19 +153,19 @@ class Reproduction:
         text = self.doc.partition("\nVerdicts")[2]
         return [" ".join(rule.split()) for rule in text.split("\n- ")[1:]]
 
-    def run(self, context: Context) -> tuple[Outcome, list[Left]]:
-        """All sections; with what is left, if nothing is to be computed."""
+    def run(self, context: Context, only: str = "") -> tuple[Outcome, list[Left]]:
+        """All sections, and what is left; of sections without the words `only` nothing is computed."""
         outcome, left = Outcome(judged=not context.quick), list[Left]()
         for section in self.sections:
             if context.quick and not section.smoke:
                 continue
             found = Outcome(judged=outcome.judged)
             try:
-                section.run(context, found)
+                section.run(context if only in section.what else context.as_finished(), found)
             except NotRunError as missing:
                 found = Outcome()
                 left.append(Left(section.what, missing.done, missing.total))
-                settles = f"not run yet; settled by `python -m reproductions {context.name} --data DATA`"
+                settles = f"{NOT_RUN}; settled by `python -m reproductions {context.name} --data DATA`"
                 ours = f"{missing.done} of {missing.total} parts, or more, are finished"
                 found.claim(section.what, "", ours, None, settles)
             outcome.add(found)

@@ -35,6 +35,7 @@ def reproduce(
         bool,
         typer.Option("--records", help="Continue the records of this repository instead of those in --out."),
     ] = False,
+    only: Annotated[str, typer.Option(help="Run only sections with these words in their question.")] = "",
     at_once: Annotated[int, typer.Option(help="Processes that share the work.", min=1)] = 1,
     finished: Annotated[
         bool, typer.Option("--finished", help="Run nothing: judge what is finished, and say what is left.")
@@ -80,11 +81,11 @@ def reproduce(
         _one_thread()
         if helper:  # from the other end, so that it seldom waits for the parts of others
             for each in reversed(chosen):
-                given[each].run(contexts[each])
+                given[each].run(contexts[each], only)
             return
         with _helpers(at_once - 1):
             for each, reproduction in given.items():
-                outcome, left = reproduction.run(contexts[each])
+                outcome, left = reproduction.run(contexts[each], only)
                 outcomes[each] = (reproduction, outcome)
                 _keep(reproduction, outcome, contexts[each].folder)
                 if not as_json:

@@ -691,5 +691,6 @@ REPRODUCTION = Reproduction(
         Section("true samples by simulate-and-infer", _own_formulas),
     ),
     __doc__ or "",
-    takeaway="TAKE",
+    takeaway="With one sample per player, raw samples are optimal and protocols of b bits follow the "
+    "theorems; with many samples per server, give each server at least a bit per symbol.",
 )

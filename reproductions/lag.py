@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import cast
 
 import msgspec
@@ -336,6 +337,10 @@ def _published(
                 holds = min(counts) - room <= figure <= max(counts) + room
                 starts = f"{SEEDS} seeds" if random else f"{STARTS} starts that differ by up to 2e-11"
                 note = f"{min(counts):,} to {max(counts):,} uploads from {starts}"
+                if not holds:
+                    note += (
+                        f"; published are {figure / fmean(counts):.2f} of ours, so that its step may differ"
+                    )
             outcome.claim(
                 f"{name}, 9 workers, {algorithm}: uploads", f"{figure:,} ({source})", ours, holds, note
             )
@@ -434,6 +439,8 @@ REPRODUCTION = Reproduction(
         Section("uploads on Gisette", _gisette, smoke=False),
     ),
     __doc__ or "",
-    takeaway="TAKE",
+    takeaway="With full gradients and workers that differ, LAG-WK sends 8 to 13 times fewer uploads "
+    "than gradient descent at the same number of iterations; the factor of 57 on the logistic "
+    "sets comes from unusable labels.",
     methods=("lag",),
 )

@@ -376,6 +376,7 @@ REPRODUCTION = Reproduction(
         Section("a convolutional network with SGD, momentum and AdamW", pqasgd_optimizers.study),
     ),
     __doc__ or "",
-    takeaway="TAKE",
+    takeaway="Averaging quantised changes every few steps takes a few percent of the bytes; keep the "
+    "period within the conditions of the analysis, or check them with `conditions`.",
     methods=("pqasgd", "spasgd", "localsgd"),
 )

@@ -115,6 +115,8 @@ def test_what_is_not_finished_is_said_and_not_judged(tmp_path: Path) -> None:
     assert [claim.verdict for claim in outcome.claims] == ["holds", "not judged"]
     assert "python -m reproductions x --data DATA" in outcome.claims[1].note
     assert [(one.what, one.done, one.total) for one in left] == [("second", 1, 3)]
+    outcome, left = whole.run(Context("x", data=None, quick=False, out=tmp_path), only="first")
+    assert [one.what for one in left] == ["second"]
     outcome, left = whole.run(Context("x", data=None, quick=False, out=tmp_path))
     assert [claim.what for claim in outcome.claims] == ["done", "half", "open"]
     assert left == []
