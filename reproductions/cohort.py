@@ -8,6 +8,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -86,7 +88,12 @@ class Recipe:
 
 def images(context: Context) -> Dataset:
     """MNIST, or handwritten digits for a smoke run and where there is no data."""
-    return mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+    return _mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+
+
+@lru_cache(maxsize=1)
+def _mnist(folder: Path) -> Dataset:
+    return mnist(folder)
 
 
 def by_groups(model: nn.Module) -> None:

@@ -24,13 +24,12 @@ from torch import nn
 
 from reproductions import pqasgd_optimizers
 from reproductions.base import Outcome, Reproduction, Section, exponent
-from reproductions.cohort import LocalCohort, Recipe, mean_into, train
+from reproductions.cohort import LocalCohort, Recipe, images, mean_into, train
 from reproductions.parts import Context
 from reproductions.seeds import SEEDS, plus_minus
 from thinwire.averaging import Periodic, conditions
 from thinwire.methods import QSGD
 from thinwire.tools.workloads import Dataset
-from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import loss
 
 # bits and periods with 3.1, 5, 3.1 and 3.1 % of dense payload, then half of that, then no quantisation.
@@ -183,7 +182,7 @@ class _Sizes:
 class _Run:
     def __init__(self, context: Context) -> None:
         self.each = context.each
-        self.data = digits() if context.quick else mnist(context.data / "mnist")
+        self.data = images(context)
         self.sizes = _Sizes(context.quick)
 
     def accuracy(self, method: str) -> tuple[list[float], float, float]:
