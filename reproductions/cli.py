@@ -167,7 +167,9 @@ def _write_page(page: Path, command: str, outcomes: Outcomes, pictures: dict[str
     beside.mkdir(parents=True, exist_ok=True)
     shown: dict[str, str] = {}
     for each, drawn in pictures.items():
+        kept = beside / f"{each}.svg"
+        kept.unlink(missing_ok=True)
         if drawn.is_file():
-            (beside / f"{each}.svg").write_text(drawn.read_text())
+            kept.write_text(drawn.read_text())
             shown[each] = f"{beside.name}/{each}.svg"
     page.write_text(markdown(outcomes, command, shown))

@@ -337,5 +337,5 @@ def test_bars_do_not_break_tables(tmp_path: Path) -> None:
     outcome.table("t", ("||g||", "n"), [("|1|", "2")])
     page = markdown({"scalecom": (REPRODUCTION, outcome)}, "made", {"scalecom": "page/scalecom.svg"})
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in rows} == {6, 3}
+    assert {line.count("|") for line in rows} == {7, 6, 3}  # the summary, the claims, the table
     assert "(page/scalecom.svg)" in page
