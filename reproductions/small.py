@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -21,10 +23,12 @@ Workloads = dict[str, tuple[Recipe, Dataset]]
 
 def halved(context: Context) -> Dataset:
     """CIFAR-10 with images of 16 x 16: means of four pixels. Digits for a smoke run."""
-    if context.quick or not context.has_data:
-        return digits()
-    data = cifar10(context.data / "cifar10")
-    small = torch.nn.functional.avg_pool2d
+    return digits() if context.quick or not context.has_data else _halved(context.data / "cifar10")
+
+
+@lru_cache(maxsize=1)
+def _halved(folder: Path) -> Dataset:
+    data, small = cifar10(folder), torch.nn.functional.avg_pool2d
     return replace(
         data, name="cifar10 16x16", inputs=small(data.inputs, 2), test_inputs=small(data.test_inputs, 2)
     )
@@ -33,7 +37,12 @@ def halved(context: Context) -> Dataset:
 def short_text(context: Context) -> Dataset:
     """Tiny Shakespeare by rows of 32 characters. A made-up text for a smoke run."""
     real = context.has_data and not context.quick
-    data = text(context.data / "tinyshakespeare" / "input.txt") if real else synthetic()
+    return _short(context.data / "tinyshakespeare" / "input.txt" if real else None)
+
+
+@lru_cache(maxsize=1)
+def _short(path: Path | None) -> Dataset:
+    data = synthetic() if path is None else text(path)
 
     def cut(rows: torch.Tensor) -> torch.Tensor:
         return rows.reshape(-1, LENGTH)
