@@ -166,7 +166,7 @@ class Reproduction:
                 found = Outcome()
                 left.append(Left(section.what, missing.done, missing.total))
                 settles = f"{NOT_RUN}; settled by `python -m reproductions {context.name} --data DATA`"
-                ours = f"{missing.done} of {missing.total} parts, or more, are finished"
+                ours = f"{missing.done} of its first {missing.total} parts are finished"
                 found.claim(section.what, "", ours, None, settles)
             outcome.add(found)
         return outcome, left

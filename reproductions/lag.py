@@ -439,7 +439,7 @@ REPRODUCTION = Reproduction(
         Section("uploads on Gisette", _gisette, smoke=False),
     ),
     __doc__ or "",
-    takeaway="With full gradients and workers that differ, LAG-WK sends 8 to 13 times fewer uploads "
+    takeaway="With full gradients and workers that differ, LAG-WK sends 8 to 14 times fewer uploads "
     "than gradient descent at the same number of iterations; the factor of 57 on the logistic "
     "sets comes from unusable labels.",
     methods=("lag",),
