@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from reproductions.base import Claim, Context, Outcome, Reproduction
+from reproductions.base import Claim, Outcome, Reproduction
+from reproductions.parts import Context
 from thinwire.errors import ConfigError
 
 __all__ = ["NAMES", "Claim", "Context", "Outcome", "Reproduction", "find"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ OURS: dict[str, dict[str, Any]] = {
 }
 ALGORITHMS = PAPER | OURS
 WORKERS = 4
+GAPS = tuple(10.0**-digits for digits in range(2, 9))
 STRENGTH = 1e-3
 # Rows have length 1, so a logistic loss has smoothness L = 1/4. Sparse updates vary more: half the step.
 LINEAR: dict[str, Any] = {
@@ -63,7 +64,6 @@ class Study:
     rows: int = 0
     max_staleness: int = 16
     data: Path | None = field(default=None, repr=False)
-    report: Callable[[str], None] | None = field(default=None, repr=False)
 
 
 class History(msgspec.Struct):
@@ -117,6 +117,26 @@ class History(msgspec.Struct):
             for before, after in itertools.pairwise(ends)
         ]
 
+    def thinned(self, least: float, updates: int) -> History:
+        """Every eighth point, the ends of epochs, and those around each gap that is first reached."""
+        gaps = [value - least for value in self.objective]
+        crossed = (next((n for n, value in enumerate(gaps) if value <= gap), 0) for gap in GAPS)
+        kept = {each for n in crossed for each in (max(0, n - 1), n)} | {len(gaps) - 1}
+        kept |= {n for n, done in enumerate(self.updates) if n % 8 == 0 or done % updates == 0}
+
+        def some(values: Sequence[Any]) -> list[Any]:
+            return [values[n] for n in sorted(kept)]
+
+        return History(
+            some(self.updates),
+            some(self.objective),
+            some(self.bits_down),
+            some(self.bits_up),
+            some(self.wire_bytes),
+            self.staleness,
+            self.accuracy,
+        )
+
 
 class Runs(msgspec.Struct):
     name: str
@@ -132,9 +152,8 @@ def measure(study: Study) -> Runs:
     found = run_local(
         _network_job if study.rows else _linear_job,
         WORKERS + 1,
-        replace(study, report=None),
+        study,
         timeout=1800.0,
-        on_report=lambda _, text: study.report(text) if study.report else None,
     )
     return found[0]
 
@@ -198,10 +217,12 @@ def _linear_job(worker: Worker, study: Study) -> Runs | None:
     def run(options: dict[str, Any]) -> History:
         return _history(asylpg(problem, **options))
 
-    histories = _histories(worker, study, study.name, LINEAR, LINEAR_SPARSE, run)
+    histories = _histories(study, LINEAR, LINEAR_SPARSE, run)
     if worker.rank:
         return None
-    return Runs(study.name, problem.rows, problem.size, histories, least_objective(matrix, labels))
+    least = least_objective(matrix, labels)
+    thinned = {label: one.thinned(least, LINEAR["epoch_length"]) for label, one in histories.items()}
+    return Runs(study.name, problem.rows, problem.size, thinned, least)
 
 
 def _network_job(worker: Worker, study: Study) -> Runs | None:
@@ -224,22 +245,18 @@ def _network_job(worker: Worker, study: Study) -> Runs | None:
         history.accuracy = evaluate(model, given)[1] if worker.rank == 0 else 0.0
         return history
 
-    histories = _histories(worker, study, given.name, NETWORK, NETWORK_SPARSE, run)
+    histories = _histories(study, NETWORK, NETWORK_SPARSE, run)
     return None if worker.rank else Runs(given.name, len(rows[0]), size, histories)
 
 
 def _histories(
-    worker: Worker,
     study: Study,
-    name: str,
     base: dict[str, Any],
     sparse: dict[str, Any],
     run: Callable[[dict[str, Any]], History],
 ) -> dict[str, History]:
     found: dict[str, History] = {}
     for number, label in enumerate(study.algorithms):
-        if worker.rank == 0:
-            worker.report(f"{name}: {label}")
         chosen = ALGORITHMS[label]
         common = {"name": f"run{number}", "epochs": study.epochs, "max_staleness": study.max_staleness}
         found[label] = run(

@@ -1,25 +1,19 @@
-"""What a reproduction is made of: claims with verdicts, tables, figures, and parts that are computed once."""
+"""What a reproduction is made of: sections, and in them claims with verdicts, tables and figures."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-from thinwire.errors import ConfigError
+from reproductions.parts import Context, NotRunError
 from thinwire.tools.report.figures import Curve, lines
-from thinwire.tools.workloads import Dataset
 
-P = ParamSpec("P")
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+NOT_RUN = "not run yet"
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -29,8 +23,8 @@ class Claim(msgspec.Struct, frozen=True):
         what: what is claimed, in a few words.
         paper: the paper's figure, or what it says; how sure we are of it belongs here too.
         ours: what was measured.
-        holds: the verdict; None where the run cannot tell (a smoke run, say).
-        note: why it differs, if it does.
+        holds: the verdict; None where the run cannot tell.
+        note: why it differs, if it does; what would settle it, if it is not judged.
     """
 
     what: str
@@ -102,121 +96,80 @@ class Outcome(Findings):
     def findings(self) -> Findings:
         return Findings(self.claims, self.tables, self.notes)
 
-
-class Part(msgspec.Struct, Generic[Value]):
-    """The value of a function, and the call that made it."""
-
-    call: str
-    value: Value
-
-
-def described(value: object) -> str:
-    """The text of an argument; a dataclass leaves out fields with `repr=False`, such as folders."""
-    if isinstance(value, Dataset):
-        return f"{value.name} {len(value.inputs)}"
-    if is_dataclass(value) and not isinstance(value, type):
-        options = (f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.repr)
-        return f"{type(value).__name__}({', '.join(options)})"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(described, cast('tuple[object, ...]', value)))})"
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
-    raise TypeError(f"{type(value).__name__} does not describe itself: it cannot be an argument of a part")
+    def add(self, other: Outcome) -> None:
+        """What another section has found."""
+        self.claims += other.claims
+        self.tables += other.tables
+        self.notes += [note for note in other.notes if note not in self.notes]
+        self.figures |= other.figures
 
 
-class Context:
-    """What a reproduction is given: where the data are, how much to do, and a memory of what is done.
+@dataclass(frozen=True)
+class Section:
+    """What is run and judged together.
 
-    Every finished part is a file below `parts` in the output folder; a run that was stopped continues after
-    the last one.
+    Args:
+        what: the question that it answers, for the page as long as it has not been run.
+        run: computes everything, then adds claims, tables and figures.
+        smoke: whether a smoke run has it, too.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        data: Path | None,
-        quick: bool,
-        out: Path,
-        progress: Callable[[str, int, int], None] | None = None,
-    ) -> None:
-        self.quick = quick
-        self.folder = folder(name, quick, out)
-        self._data = data
-        self._progress = progress
-        self._parts = self.folder / "parts"
-        self._parts.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def data(self) -> Path:
-        """The folder with the datasets."""
-        if self._data is None:
-            raise ConfigError("this reproduction reads real datasets: say where they are with --data DIR")
-        return self._data
-
-    @property
-    def has_data(self) -> bool:
-        return self._data is not None
-
-    def once(self, function: Callable[P, Value], *args: P.args, **kwargs: P.kwargs) -> Value:
-        """`function(*args, **kwargs)`, computed now or read from an earlier run with equal arguments.
-
-        The function declares its result with a type that msgspec knows. What the result depends on must be
-        among the arguments, because only they tell one part from another; see `described`.
-        """
-        given = [described(value) for value in args]
-        given += [f"{name}={described(value)}" for name, value in kwargs.items()]
-        call = f"{function.__module__}.{function.__qualname__}({', '.join(given)})"
-        path = self._parts / f"{hashlib.sha256(call.encode()).hexdigest()[:20]}.msgpack"
-        if not path.exists():
-            made = msgspec.msgpack.encode(Part(call, function(*args, **kwargs)))
-            unfinished = path.with_suffix(".partial")
-            unfinished.write_bytes(made)
-            unfinished.replace(path)
-        record: Any = Part[get_type_hints(function)["return"]]
-        try:
-            part: Part[Value] = msgspec.msgpack.decode(path.read_bytes(), type=record)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{path} cannot be read ({error}): remove it to compute it again") from None
-        if part.call != call:
-            raise ConfigError(f"{path} is the part {part.call}, not {call}: remove it")
-        return part.value
-
-    def each(self, parts: Mapping[Key, partial[Value]], what: str = "") -> dict[Key, Value]:
-        """`once` for every part, with progress: `what` they are, and their keys."""
-        found: dict[Key, Value] = {}
-        for number, (key, part) in enumerate(parts.items()):
-            words = cast("tuple[object, ...]", key) if isinstance(key, tuple) else (key,)
-            self.progress(" ".join((what, *map(str, words))).strip(), number, len(parts))
-            found[key] = self.once(part.func, *part.args, **part.keywords)
-        return found
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Tell the progress bar: `done` of `total` parts are finished, `what` comes next."""
-        if self._progress is not None:
-            self._progress(what, done, total)
+    what: str
+    run: Callable[[Context, Outcome], None]
+    smoke: bool = True
 
 
-def folder(name: str, quick: bool, out: Path) -> Path:
-    """Where a reproduction keeps its parts, its outcome and its plots."""
-    return out / (f"{name}-quick" if quick else name)
+class Left(msgspec.Struct, frozen=True):
+    """A section that has not been run to its end: how many of its parts are finished, at least."""
+
+    what: str
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One paper's central claim, run again.
+    """One paper's central claims, run again.
 
     Args:
         title: what it is about.
         paper: authors, title, venue, year.
-        run: does the work.
+        sections: what is run, one after the other; the first figure of the first section is shown.
+        doc: the module's docstring; what follows "Verdicts:" says what makes each claim fail.
+        takeaway: what a practitioner should take from it, in one sentence.
         methods: those of thinwire that it is about.
     """
 
     title: str
     paper: str
-    run: Callable[[Context], Outcome]
+    sections: tuple[Section, ...]
+    doc: str
+    takeaway: str
     methods: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> list[str]:
+        """The verdict rules of the docstring, fixed before a run."""
+        text = self.doc.partition("\nVerdicts")[2]
+        return [" ".join(rule.split()) for rule in text.split("\n- ")[1:]]
+
+    def run(self, context: Context, only: str = "") -> tuple[Outcome, list[Left]]:
+        """All sections, and what is left; of sections without the words `only` nothing is computed."""
+        outcome, left = Outcome(judged=not context.quick), list[Left]()
+        for section in self.sections:
+            if context.quick and not section.smoke:
+                continue
+            found = Outcome(judged=outcome.judged)
+            try:
+                section.run(context if only in section.what else context.as_finished(), found)
+            except NotRunError as missing:
+                found = Outcome()
+                left.append(Left(section.what, missing.done, missing.total))
+                settles = f"{NOT_RUN}; settled by `python -m reproductions {context.name} --data DATA`"
+                ours = f"{missing.done} of its first {missing.total} parts are finished"
+                found.claim(section.what, "", ours, None, settles)
+            outcome.add(found)
+        return outcome, left
 
 
 def exponent(points: Iterable[tuple[float, float]]) -> float:

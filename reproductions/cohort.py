@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 import torch
 from torch import nn
 
-from reproductions.base import Context
+from reproductions.parts import Context
 from thinwire.averaging import Schedule
 from thinwire.core.channel import Program
 from thinwire.core.exchange import Exchange
@@ -24,7 +27,6 @@ from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
-from thinwire.tools.report.figures import Curve
 from thinwire.tools.workloads import Dataset, build
 from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import evaluate, loss
@@ -32,6 +34,8 @@ from thinwire.tools.workloads.models import evaluate, loss
 Gradients = list[dict[str, torch.Tensor]]
 """Of every worker, by parameter."""
 Watch = Callable[[Gradients], None]
+POINTS = 40
+"""Of a curve of losses that is kept."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Recipe:
     """The learning rate falls to a tenth by a cosine."""
     clip: float | None = None
     """The largest norm of the gradient that the optimizer gets."""
+    group_norm: bool = False
+    """Norms of groups of channels in place of those of batches, which batches of a few images cannot have."""
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -83,7 +89,20 @@ class Recipe:
 
 def images(context: Context) -> Dataset:
     """MNIST, or handwritten digits for a smoke run and where there is no data."""
-    return mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+    return _mnist(context.data / "mnist") if context.has_data and not context.quick else digits()
+
+
+@lru_cache(maxsize=1)
+def _mnist(folder: Path) -> Dataset:
+    return mnist(folder)
+
+
+def by_groups(model: nn.Module) -> None:
+    """Replace all norms of batches by norms of 8 groups of channels."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(8, child.num_features))
 
 
 @torch.no_grad()
@@ -113,6 +132,8 @@ class Workers(ABC):
         self.data = data
         self.network = Lockstep(recipe.workers)
         first = build(recipe.model, data, recipe.seed, recipe.hidden)
+        if recipe.group_norm:
+            by_groups(first)
         self.models = [first, *(copy.deepcopy(first) for _ in range(replicas - 1))]
         self.optimizers = [recipe.optimizer_for(model) for model in self.models]
         self.losses: list[float] = []
@@ -294,31 +315,30 @@ class LocalCohort(Workers):
 
 
 class Training(msgspec.Struct):
-    """What came of a run: losses by step, (step, test accuracy) at some steps, bytes per step of rank 0."""
+    """What came of a run.
 
-    losses: list[float]
+    losses: (step, mean training loss of the steps since the point before), at most `POINTS` of them.
+    accuracies: (step, test accuracy) at some steps; test_loss: at the end.
+    payload, sent: bytes per step of rank 0.
+    """
+
+    losses: list[tuple[int, float]]
     accuracies: list[tuple[int, float]]
     payload: float
     sent: float
+    test_loss: float = math.nan
 
     @property
     def accuracy(self) -> float:
         return self.accuracies[-1][1]
 
-    def accuracy_columns(self) -> dict[str, str]:
-        """For a table with a row for each run that was looked at as often as this one."""
-        return {f"after {step:,} steps": ".2%" for step, _ in self.accuracies}
 
-    def accuracy_cells(self) -> list[float]:
-        return [accuracy for _, accuracy in self.accuracies]
-
-    def behind(self, other: Training, look: int = -1) -> float:
-        """By how many points the other run is better."""
-        return 100 * (other.accuracies[look][1] - self.accuracies[look][1])
-
-
-def loss_curves(found: Mapping[str, Training]) -> dict[str, Curve]:
-    return {name: (range(1, len(one.losses) + 1), one.losses) for name, one in found.items()}
+def thinned(losses: Sequence[float], points: int = POINTS) -> list[tuple[int, float]]:
+    """Means of as many stretches of steps, with the last step of each."""
+    length = max(1, -(-len(losses) // points))
+    ends = [*range(length, len(losses), length), len(losses)]
+    found = [(end, losses[begin:end]) for begin, end in itertools.pairwise((0, *ends))]
+    return [(end, float(f"{sum(own) / len(own):.6g}")) for end, own in found if own]
 
 
 def cohort_of(method: str | Exchange, recipe: Recipe, data: Dataset) -> Workers:
@@ -332,11 +352,13 @@ def train(
     """Train, and look at the test accuracy `looks` times."""
     cohort = cohort_of(method, recipe, data)
     accuracies: list[tuple[int, float]] = []
-    spent = cohort.spent()
+    spent, last_loss = cohort.spent(), math.nan
     for number in cohort.run(looks):
         spent = cohort.spent()
         if number == recipe.steps:
             cohort.sync()
-        accuracies.append((number, evaluate(cohort.models[0], data, test_rows)[1]))
+        last_loss, accuracy = evaluate(cohort.models[0], data, test_rows)
+        accuracies.append((number, accuracy))
     payload = (spent.payload_bytes + spent.overhead_bytes) / recipe.steps
-    return Training(cohort.losses, accuracies, payload, spent.sent_bytes / recipe.steps)
+    sent = spent.sent_bytes / recipe.steps
+    return Training(thinned(cohort.losses), accuracies, payload, sent, last_loss)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.scale import measure
-from reproductions.base import Context, Outcome
+from reproductions.base import Outcome
+from reproductions.parts import Context
 from thinwire.net.costs import Link
 
 WORKERS = (4, 16, 64, 256)

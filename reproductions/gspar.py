@@ -1,17 +1,34 @@
-"""GSpar: sparsity against a variance budget, encoded lengths, convergence, and threads in shared memory."""
+"""GSpar: sparsity against a variance budget, encoded lengths, convergence, and threads in shared memory.
+
+Verdicts:
+- The variance budget: fails if E|Q|^2 is not (1 + epsilon) |g|^2 within 1 %, computed and drawn.
+- Least variance: fails if uniform sampling of as many entries has less than 1.5 times the second moment.
+- Coding length: fails if the encoded bytes (not a count of them) exceed the bound once, or if more than
+  (1 + rho) s entries are expected.
+- SGD and SVRG, 3 seeds, each method at the best of four steps: fails if GSpar at 10 % of the entries ends
+  farther from the optimum than uniform sampling of as many.
+- "As good as dense at fewer bits": fails if GSpar does not reach the gap that dense has after half of its
+  epochs, or takes more bits to it than dense.
+- At an equal step that is too large for it, the sparsified gradient's variance must show: the gap of SVRG at
+  the largest step is shown, not judged.
+- Threads in shared memory, SVM and logistic regression, 3 orders of the rows: fails if GSpar at 10 % does not
+  reach the loss of dense with fewer writes; and if several threads end more than 5 % from a single one.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 import msgspec
 import torch
 
 from reproductions import gspar_shared
-from reproductions.base import Context, Outcome, Reproduction, percent
+from reproductions.base import Outcome, Reproduction, Section, percent
 from reproductions.cohort import Cohort, Recipe, average, images
+from reproductions.parts import Context
 from thinwire import kernels
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.methods.families import sampled as code
@@ -22,7 +39,9 @@ from thinwire.tools.workloads import Dataset
 BUDGETS = (0.1, 0.5, 1.0, 2.0, 4.0)
 VALUE_BITS = 32
 WORKERS = 4
-SGD_RATE, SVRG_RATE = 1.0, 0.3
+RATES = (0.1, 0.3, 1.0, 3.0)
+"""Steps; each method takes the one with the least last gap on average over the seeds."""
+SEEDS = (1, 2, 3)
 METHODS = {
     "dense": "dense",
     "GSpar 10 %": "gspar(ratio=0.1)",
@@ -96,7 +115,7 @@ class Descent(msgspec.Struct):
 
 
 def descend(
-    method: str, problem: Problem, best: float, epochs: int, rate: float, batch: int, *, svrg: bool
+    method: str, problem: Problem, best: float, epochs: int, rate: float, batch: int, seed: int, *, svrg: bool
 ) -> Descent:
     """Stochastic descent of four workers, plain or with variance reduction."""
     task = Logistic(problem)
@@ -104,10 +123,10 @@ def descend(
     network = Lockstep(WORKERS)
     w = torch.zeros(problem.features)
     sessions = [
-        Session([("w", w)], method, rank_info=RankInfo(rank, WORKERS), dense_below=0)
+        Session([("w", w)], method, rank_info=RankInfo(rank, WORKERS), seed=seed, dense_below=0)
         for rank in range(WORKERS)
     ]
-    rng = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(seed)
     found = Descent([task.loss(w) - best], [0.0])
     for epoch in range(epochs):
         anchor = w.clone()
@@ -122,7 +141,7 @@ def descend(
                     gradient -= task.gradient(anchor, rows)
                 gradients.append({"w": gradient})
             w -= step_size * (average(network, sessions, gradients)[0]["w"] + full)
-        found.gaps.append(task.loss(w) - best)
+        found.gaps.append(float(f"{task.loss(w) - best:.5g}"))
         found.bits.append(8.0 * network.meters[0].total.payload_bytes)
     return found
 
@@ -196,25 +215,37 @@ def least_bits(n: int, certain: int, sampled: int) -> float:
     return ways / math.log(2) + VALUE_BITS * (certain + 1) + sampled
 
 
-def run(context: Context) -> Outcome:
-    quick = context.quick
-    recipe = Recipe("mlp", workers=2, steps=30, hidden=(64,) if quick else (200,))
+def _coding(context: Context, outcome: Outcome) -> None:
+    recipe = Recipe("mlp", workers=2, steps=30, hidden=(64,) if context.quick else (200,))
     spread = context.once(sparsity, recipe, images(context), BUDGETS)
+    _variance(outcome, dict(zip(BUDGETS, spread, strict=True)))
+
+
+Kind = tuple[str, str]
+"""SGD or SVRG, and the name of a method."""
+
+
+def _descents(context: Context, outcome: Outcome) -> None:
+    quick = context.quick
     problem = Problem(rows=256, features=512) if quick else Problem()
     best = context.once(least_loss, problem)
     epochs, batch = (3, 8) if quick else (30, 8)
+    rates, seeds = ((0.3, 1.0), SEEDS[:1]) if quick else (RATES, SEEDS)
     found = context.each(
         {
-            f"{name}, {label}": partial(descend, method, problem, best, epochs, rate, batch, svrg=svrg)
-            for name, rate, svrg in (("SGD", SGD_RATE, False), ("SVRG", SVRG_RATE, True))
+            (name, label, "step", rate, "seed", seed): partial(
+                descend, method, problem, best, epochs, rate, batch, seed, svrg=name == "SVRG"
+            )
+            for name in ("SGD", "SVRG")
             for label, method in METHODS.items()
+            for rate in rates
+            for seed in seeds
         }
     )
-    outcome = Outcome(judged=not quick)
-    _variance(outcome, dict(zip(BUDGETS, spread, strict=True)))
-    _convergence(outcome, found)
-    gspar_shared.add(context, outcome)
-    return outcome
+    by_rate: dict[Kind, dict[float, list[Descent]]] = {}
+    for (name, label, _, rate, _, _), one in found.items():
+        by_rate.setdefault((name, label), {}).setdefault(rate, []).append(one)
+    _convergence(outcome, by_rate)
 
 
 def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
@@ -231,12 +262,13 @@ def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
         ],
     )
     exact = max(abs(one.second / (1 + budget) - 1) for budget, one in spread.items())
+    drawn = max(abs(one.drawn_second / (1 + budget) - 1) for budget, one in spread.items())
     better = min(one.uniform / one.second for one in spread.values())
     outcome.claim(
         "the variance budget is used to the full",
         "E||Q||^2 = (1 + epsilon) ||g||^2",
-        f"within {percent(exact)}",
-        exact < 0.01,
+        f"computed within {percent(exact)}, drawn within {percent(drawn)}",
+        exact < 0.01 and drawn < 0.01,
     )
     outcome.claim(
         "far less variance than uniform sampling of as many entries",
@@ -251,46 +283,82 @@ def _variance(outcome: Outcome, spread: dict[float, Sparsity]) -> None:
         f"most {max(one.within for one in spread.values()):.2f} of (1 + rho) s",
         all(one.encoded <= one.bound and one.within <= 1 for one in spread.values()),
     )
-    fewer = max(one.encoded / one.bits for one in spread.values())
-    above = max(one.encoded / one.entropy for one in spread.values()) - 1
-    outcome.claim(
-        "entropy coding of positions and signs needs less than log2 d bits per position",
-        "log2 d bits per position and one per sign",
-        f"encoded, at most {fewer:.2f} of the count, and {percent(above)} above the entropy",
-        fewer < 1 and above < 0.03,
-    )
 
 
-def _convergence(outcome: Outcome, found: dict[str, Descent]) -> None:
+def _range(values: list[float]) -> str:
+    return f"{min(values):.3g} to {max(values):.3g}"
+
+
+def _last(runs: list[Descent]) -> float:
+    return fmean(one.gaps[-1] for one in runs)
+
+
+def _bits_to(runs: list[Descent], gap: float) -> float | None:
+    """The payload bits of a worker until the mean gap over the seeds is this small."""
+    for number, bits in enumerate(runs[0].bits):
+        if fmean(one.gaps[number] for one in runs) <= gap:
+            return bits
+    return None
+
+
+def _convergence(outcome: Outcome, by_rate: dict[Kind, dict[float, list[Descent]]]) -> None:
+    best = {kind: min(own, key=lambda rate, own=own: _last(own[rate])) for kind, own in by_rate.items()}
+    runs = {kind: own[best[kind]] for kind, own in by_rate.items()}
+    largest = max(next(iter(by_rate.values())))
     outcome.table(
-        "logistic regression, 4 workers: gap to the least loss, and payload bits per worker",
-        {"": "", "first gap": ".3g", "last gap": ".3g", "bits": ",.0f"},
-        [(name, one.gaps[0], one.gaps[-1], one.bits[-1]) for name, one in found.items()],
+        "logistic regression, 4 workers: the last gap to the least loss at each step (mean of the seeds), "
+        "and at the best one its range, and payload bits per worker",
+        {"": "", "gradient": ""}
+        | {f"step {rate:g}": ".3g" for rate in next(iter(by_rate.values()))}
+        | {"best": "g", "last gap": "", "bits": ",.0f"},
+        [
+            (
+                *kind,
+                *(_last(own[rate]) for rate in own),
+                best[kind],
+                _range([one.gaps[-1] for one in runs[kind]]),
+                runs[kind][0].bits[-1],
+            )
+            for kind, own in by_rate.items()
+        ],
     )
-    curves = {name: (one.bits[1:], one.gaps[1:]) for name, one in found.items()}
+    curves = {f"{name}, {label}": (own[0].bits[1:], own[0].gaps[1:]) for (name, label), own in runs.items()}
     outcome.figure("gap against bits", curves, "payload bits per worker", "gap", log="xy")
-    last = {name: one.gaps[-1] for name, one in found.items()}
-    outcome.claim(
-        "sparsified SGD converges better than with uniform sampling",
-        "curves in the paper",
-        f"last gap {last['SGD, GSpar 10 %']:.3g} against {last['SGD, uniform 10 %']:.3g} at 10 % of the "
-        "entries",
-        last["SGD, GSpar 10 %"] < last["SGD, uniform 10 %"],
-    )
-    fewer = found["SVRG, dense"].bits[-1] / found["SVRG, GSpar 10 %"].bits[-1]
-    outcome.claim(
-        "sparsified SVRG, too",
-        "curves in the paper",
-        f"last gap {last['SVRG, GSpar 10 %']:.3g} against {last['SVRG, uniform 10 %']:.3g}; dense "
-        f"{last['SVRG, dense']:.3g} with {fewer:.1f} times the bits",
-        last["SVRG, GSpar 10 %"] < last["SVRG, uniform 10 %"],
-    )
+    for name in ("SGD", "SVRG"):
+        dense, own, uniform = (runs[name, label] for label in ("dense", "GSpar 10 %", "uniform 10 %"))
+        shown = "; ".join(
+            f"{label} {_last(by_rate[name, label][largest]):.3g}"
+            for label in ("dense", "GSpar 10 %", "GSpar 3 %")
+        )
+        outcome.claim(
+            f"sparsified {name} converges better than with uniform sampling",
+            "curves in the paper",
+            f"last gap {_last(own):.3g} against {_last(uniform):.3g} at 10 % of the entries",
+            _last(own) < _last(uniform),
+            f"at a step of {largest:g}: {shown}",
+        )
+        half = fmean(one.gaps[len(one.gaps) // 2] for one in dense)
+        theirs, ours = _bits_to(dense, half), _bits_to(own, half)
+        saved = "not reached" if ours is None or theirs is None else f"{theirs / ours:.1f} times fewer bits"
+        outcome.claim(
+            f"sparsified {name} reaches the loss of dense with fewer bits",
+            "curves in the paper",
+            f"{saved} to the gap of dense after half of its epochs, {half:.3g}",
+            ours is not None and theirs is not None and ours < theirs,
+        )
 
 
 REPRODUCTION = Reproduction(
     "The unbiased sparsification with the least variance",
     "Wangni, Wang, Liu and Zhang, Gradient sparsification for communication-efficient distributed "
     "optimization, NeurIPS 2018.",
-    run,
+    (
+        Section("variance and encoded length of a sparsified gradient", _coding),
+        Section("SGD and SVRG with sparsified gradients", _descents),
+        Section("an SVM and logistic regression with threads in shared memory", gspar_shared.add),
+    ),
+    __doc__ or "",
+    takeaway="For convex problems and threads that share memory it saves bits and writes at little "
+    "loss; it is unbiased, so its price is variance, which shows at large steps.",
     methods=("gspar",),
 )

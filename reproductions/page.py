@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from reproductions.base import Outcome, Reproduction, Table
+from reproductions.base import NOT_RUN, Outcome, Reproduction, Table
 from thinwire.tools.report.figures import write_figures
 
 
@@ -27,7 +27,14 @@ def markdown(
         keep_trailing_newline=True,
     )
     template = environment.get_template("reproductions.md.j2")
-    return template.render(outcomes=outcomes, command=command, pictures=pictures or {}, claims=claims)
+    return template.render(
+        outcomes=outcomes, command=command, pictures=pictures or {}, claims=claims, left=sections_left
+    )
+
+
+def sections_left(outcome: Outcome) -> int:
+    """How many sections have not been run to their end."""
+    return sum(claim.note.startswith(NOT_RUN) for claim in outcome.claims)
 
 
 def claims(outcome: Outcome) -> Table:

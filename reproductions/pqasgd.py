@@ -1,4 +1,14 @@
-"""SPA-SGD, quantised SGD and PQASGD: a few percent of the data, and the linear speed-up in the workers."""
+"""SPA-SGD, quantised SGD and PQASGD: a few percent of the data, and the linear speed-up in the workers.
+
+Verdicts:
+- PQASGD converges like full communication with 3 to 5 % of the data, network of 200 hidden units, 3 seeds:
+  fails if one of the settings with 3 to 5.5 % is more than 0.3 points from dense at equal steps.
+- The same on a convolutional network with SGD, momentum and AdamW, 3 seeds: fails if SPA-SGD, quantised SGD
+  or PQASGD is more than 0.3 points behind dense; not judged if a worker alone is within 0.3 points.
+- Linear speed-up: fails if a fitted exponent of M K in the mean squared gradient norm is above -0.35.
+- Conditions: fails if the gradient norm inside the conditions exceeds that of full communication by more than
+  the analysis allows and 15 %, or if every setting outside is not at least twice the worst inside.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +16,20 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 import msgspec
 import torch
 from torch import nn
 
 from reproductions import pqasgd_optimizers
-from reproductions.base import Context, Outcome, Reproduction, exponent
-from reproductions.cohort import LocalCohort, Recipe, mean_into, train
+from reproductions.base import Outcome, Reproduction, Section, exponent
+from reproductions.cohort import LocalCohort, Recipe, images, mean_into, train
+from reproductions.parts import Context
+from reproductions.seeds import SEEDS, plus_minus
 from thinwire.averaging import Periodic, conditions
 from thinwire.methods import QSGD
 from thinwire.tools.workloads import Dataset
-from thinwire.tools.workloads.data import digits, mnist
 from thinwire.tools.workloads.models import loss
 
 # bits and periods with 3.1, 5, 3.1 and 3.1 % of dense payload, then half of that, then no quantisation.
@@ -160,7 +172,7 @@ class _Sizes:
         workers, steps, batch, hidden = (4, 48, 16, 32) if quick else (8, 1000, 32, 200)
         self.recipe = Recipe("mlp", workers, steps, batch, learning_rate=0.1, hidden=(hidden,))
         self.small = replace(self.recipe, batch=2)
-        self.seeds = (0,) if quick else (0, 1)
+        self.seeds = (0,) if quick else SEEDS
         self.workers = (1, 2, 4) if quick else (1, 2, 4, 8)
         self.lengths = (16, 32) if quick else (500, 1000, 2000)
         self.looks, self.rows = (4, 200) if quick else (25, 2000)
@@ -170,16 +182,15 @@ class _Sizes:
 class _Run:
     def __init__(self, context: Context) -> None:
         self.each = context.each
-        self.data = digits() if context.quick else mnist(context.data / "mnist")
+        self.data = images(context)
         self.sizes = _Sizes(context.quick)
 
-    def accuracy(self, method: str) -> tuple[float, float, float]:
-        """Of the common model after the last step; payload and bytes sent per step. Means over the seeds."""
+    def accuracy(self, method: str) -> tuple[list[float], float, float]:
+        """Of the common model after the last step, by seed; mean payload and bytes sent per step."""
         recipes = {seed: replace(self.sizes.recipe, seed=seed) for seed in self.sizes.seeds}
         parts = {seed: partial(train, method, recipe, self.data, looks=1) for seed, recipe in recipes.items()}
-        runs = self.each(parts, f"{method}, seed").values()
-        accuracy, payload, sent = zip(*((run.accuracy, run.payload, run.sent) for run in runs), strict=True)
-        return sum(accuracy) / len(runs), sum(payload) / len(runs), sum(sent) / len(runs)
+        runs = list(self.each(parts, f"{method}, seed").values())
+        return [run.accuracy for run in runs], fmean(r.payload for r in runs), fmean(r.sent for r in runs)
 
     def point(
         self, method: str, workers: int, steps: int, sorted_labels: bool = False, batch: int | None = None
@@ -199,38 +210,22 @@ class _Run:
         )
 
 
-def run(context: Context) -> Outcome:
-    """All four parts; see the claims."""
-    work, outcome = _Run(context), Outcome(judged=not context.quick)
-    _few_bytes(work, outcome)
-    _speed_up(work, outcome)
-    _conditions(work, outcome)
-    pqasgd_optimizers.study(context, outcome)
-    outcome.notes.append(
-        "Workers run in lock-step in one process, with the exchanges that train for real. SGD without "
-        "momentum, except on the convolutional network; gradient norms are of the loss on "
-        f"{work.sizes.rows:,} training images, averaged over "
-        f"{work.sizes.looks} moments of a run. The paper's own models, data sets and "
-        "accuracies could not be recovered; its claims are from its abstract."
-    )
-    return outcome
-
-
-def _few_bytes(work: _Run, outcome: Outcome) -> None:
-    dense_accuracy, dense_payload, dense_sent = work.accuracy("dense")
-    rows: list[tuple[object, ...]] = [("dense", dense_accuracy, "", dense_payload, "100 %", "100 %")]
+def _few_bytes(context: Context, outcome: Outcome) -> None:
+    work = _Run(context)
+    dense, dense_payload, dense_sent = work.accuracy("dense")
+    rows: list[tuple[object, ...]] = [("dense", plus_minus(dense), "", dense_payload, "100 %", "100 %")]
     near: dict[str, float] = {}
     for method in work.sizes.methods:
-        accuracy, payload, sent = work.accuracy(method)
-        points, share = 100 * (accuracy - dense_accuracy), payload / dense_payload
-        rows.append((method, accuracy, points, payload, share, sent / dense_sent))
+        accuracies, payload, sent = work.accuracy(method)
+        points, share = 100 * (fmean(accuracies) - fmean(dense)), payload / dense_payload
+        rows.append((method, plus_minus(accuracies), points, payload, share, sent / dense_sent))
         if method.startswith("pqasgd") and 3 <= 100 * share <= 5.5:
             near[f"{method}: {points:+.2f} at {100 * share:.1f} %"] = abs(points)
     recipe = work.sizes.recipe
     outcome.table(
         f"{work.data.name}, network of {recipe.hidden[0]} hidden units, {recipe.workers} workers, batches of "
-        f"{recipe.batch}, {recipe.steps} steps, mean of {len(work.sizes.seeds)} seeds",
-        {"method": "", "accuracy": ".2%", "to dense, points": "+.2f", "payload per step": ",.0f"}
+        f"{recipe.batch}, {recipe.steps} steps, {len(work.sizes.seeds)} seeds",
+        {"method": "", "accuracy": "", "to dense, points": "+.2f", "payload per step": ",.0f"}
         | {"of dense": ".1%", "sent, of dense": ".1%"},
         rows,
     )
@@ -240,9 +235,17 @@ def _few_bytes(work: _Run, outcome: Outcome) -> None:
         "; ".join(near) or "none in that range",
         bool(near) and max(near.values()) <= WITHIN_POINTS,
     )
+    outcome.notes.append(
+        "Workers run in lock-step in one process, with the exchanges that train for real. SGD without "
+        "momentum, except on the convolutional network; gradient norms are of the loss on "
+        f"{work.sizes.rows:,} training images, averaged over "
+        f"{work.sizes.looks} moments of a run. The paper's own models, data sets and "
+        "accuracies could not be recovered; its claims are from its abstract."
+    )
 
 
-def _speed_up(work: _Run, outcome: Outcome) -> None:
+def _speed_up(context: Context, outcome: Outcome) -> None:
+    work = _Run(context)
     shortest, longest, most = work.sizes.lengths[0], work.sizes.lengths[-1], work.sizes.workers[-1]
     found = work.each(
         {
@@ -312,7 +315,8 @@ def _by_product(squares: dict[tuple[int, int], float]) -> tuple[list[int], list[
     return products, means
 
 
-def _conditions(work: _Run, outcome: Outcome) -> None:
+def _conditions(context: Context, outcome: Outcome) -> None:
+    work = _Run(context)
     workers, steps = work.sizes.recipe.workers, work.sizes.lengths[-2]
     both = (False, True)
     full = work.each(
@@ -361,11 +365,17 @@ def _range(values: list[float]) -> str:
 
 
 REPRODUCTION = Reproduction(
-    title="A few percent of the data, and the linear speed-up: SPA-SGD, quantised SGD, PQASGD",
-    paper=(
-        'Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and '
-        'quantized communication", NeurIPS 2018'
+    "A few percent of the data, and the linear speed-up: SPA-SGD, quantised SGD, PQASGD",
+    'Jiang and Agrawal, "A linear speedup analysis of distributed deep learning with sparse and '
+    'quantized communication", NeurIPS 2018',
+    (
+        Section("the linear speed-up: gradient norms against workers and steps", _speed_up),
+        Section("PQASGD with 3 to 5 % of the data, network of 200 hidden units", _few_bytes),
+        Section("hyper-parameters inside and outside the conditions", _conditions),
+        Section("a convolutional network with SGD, momentum and AdamW", pqasgd_optimizers.study),
     ),
-    run=run,
+    __doc__ or "",
+    takeaway="Averaging quantised changes every few steps takes a few percent of the bytes; keep the "
+    "period within the conditions of the analysis, or check them with `conditions`.",
     methods=("pqasgd", "spasgd", "localsgd"),
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from reproductions.distributions import distributions, draw
+from reproductions.distributions import distributions
+from reproductions.distributions_draw import draw
 from thinwire.distributions import (
     BlackboardCounts,
     CellCounts,

@@ -115,6 +115,7 @@ RULES = (
     Rule(
         r"python -m reproductions all .*--finished", edits=((r"all .*--finished", "lag --quick --finished"),)
     ),
+    Rule(r"python -m reproductions all .*--at-once", edits=((r"all .*", "lag"),), options="--quick"),
     Rule(r"python -m reproductions", edits=((r" --data DATA", ""),), options="--quick", slow=True),
     Rule(r"torchrun .*\bHOST\b", skip="needs several machines"),
     Rule(r"torchrun .*train\.py", skip="train.py stands for the reader's own script"),

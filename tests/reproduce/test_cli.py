@@ -21,7 +21,7 @@ def test_unknown_names_and_missing_data(tmp_path: Path) -> None:
         (["lag", "--data", str(tmp_path / "none")], "no folder"),
         (["gausiank"], "there is no reproduction"),
         (["lag", "--out", str(tmp_path)], "say where they are with --data"),
-        (["lag", "--finished", "--out", str(tmp_path)], "no run of lag has ended"),
+        (["lag", "--quick", "--records"], "leave out --quick"),
     ):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2
@@ -29,14 +29,13 @@ def test_unknown_names_and_missing_data(tmp_path: Path) -> None:
         assert "Traceback" not in result.output
 
 
-def test_an_outcome_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "lag"
-    folder.mkdir()
-    for text in ("", "[]", '{"claims": [{"what": 3}]}'):
-        (folder / "outcome.json").write_text(text)
-        result = CliRunner().invoke(app, ["lag", "--finished", "--out", str(tmp_path)])
-        assert result.exit_code == 2
-        assert "is not the outcome of a reproduction" in result.output
+def test_what_is_left_is_said(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    options = ["--finished", "--out", str(tmp_path), "--page", str(page)]
+    told = CliRunner().invoke(app, ["sparse", "--quick", *options])
+    assert told.exit_code == 0, told.output
+    assert "left: the study of three parameters" in told.output.replace("\n", " ")
+    assert "not judged" in page.read_text()
 
 
 def test_all_are_listed_and_make_one_page(tmp_path: Path) -> None:
@@ -50,10 +49,11 @@ def test_all_are_listed_and_make_one_page(tmp_path: Path) -> None:
     assert "not judged" in shown.output
     assert str(tmp_path / "gspar-quick") in shown.output.replace("\n", "")
     made = page.read_text()
-    again = CliRunner().invoke(app, ["all", *options, "--finished"])
+    again = CliRunner().invoke(app, ["gspar", *options, "--finished"])
     assert again.exit_code == 0, again.output
     assert page.read_text().splitlines()[4:] == made.splitlines()[4:]
-    assert f"`python -m reproductions all --data DATA --quick --finished --page {page}`" in page.read_text()
+    assert f"`python -m reproductions gspar --data DATA --quick --finished --page {page}`" in page.read_text()
+    assert "What makes a claim fail:" in made
     assert "## gspar" in made
     assert "not judged" in made
     assert "](page/gspar.svg)" in made

@@ -18,13 +18,16 @@ from reproductions import (
     lag,
     pqasgd,
     pqasgd_optimizers,
+    scale,
+    seeds,
     sparse,
 )
 from reproductions.a2sgd import PUBLISHED, Silent, Watched
-from reproductions.asylpg import GAPS, savings
-from reproductions.asylpg_runs import DOUBLE, FULL, History, Runs
+from reproductions.asylpg import savings
+from reproductions.asylpg_runs import DOUBLE, FULL, GAPS, History, Runs
 from reproductions.base import Claim, Outcome, exponent
-from reproductions.cohort import Cohort, LocalCohort, Recipe, Training, train
+from reproductions.cohort import Cohort, LocalCohort, Recipe, Training, by_groups, thinned, train
+from reproductions.distributions_rates import Rate, powers
 from reproductions.page import markdown
 from reproductions.scalecom import REPRODUCTION, hamming, similarity
 from reproductions.sketched import recall
@@ -125,16 +128,67 @@ def test_random_blocks_cost_less_time_than_top_k() -> None:
     assert 0 < block < top
 
 
-def test_how_far_a_run_is_behind_another() -> None:
+def test_how_far_a_method_is_behind_another() -> None:
     dense, own = (
-        Training([], [(100, early), (2000, late)], 0.0, 0.0) for early, late in ((0.8, 0.95), (0.5, 0.94))
+        [Training([], [(100, early), (2000, late + off)], 10.0, 0.0) for off in (-0.01, 0.0, 0.01)]
+        for early, late in ((0.8, 0.95), (0.5, 0.94))
     )
-    assert own.behind(dense) == pytest.approx(1.0)
-    assert own.behind(dense, 0) == pytest.approx(30.0)
-    assert dense.accuracy == 0.95
-    assert list(dense.accuracy_columns()) == ["after 100 steps", "after 2,000 steps"]
-    assert dense.accuracy_cells() == [0.8, 0.95]
+    assert seeds.behind(own, dense) == pytest.approx(1.0)
+    assert seeds.behind(own, dense, 0) == pytest.approx(30.0)
+    assert seeds.accuracy(dense) == "95.00 ± 1.00 %"
+    assert seeds.accuracy(dense[:1]) == "94.00 %"
+    assert list(seeds.columns(dense)) == ["after 100 steps", "after 2,000 steps"]
+    assert seeds.cells(dense) == ["80.00 ± 0.00 %", "95.00 ± 1.00 %"]
     assert growth.factor({16: 30, 4: 10, 64: 50}) == 5
+
+
+def test_losses_are_thinned_to_means() -> None:
+    assert thinned([1.0, 2.0, 3.0, 5.0, 9.0], points=2) == [(3, 2.0), (5, 7.0)]
+    assert thinned([1.0, 2.0], points=40) == [(1, 1.0), (2, 2.0)]
+
+
+def test_norms_of_groups_do_not_mix_images() -> None:
+    model = build("resnet20", digits(), 0)
+    by_groups(model)
+    images = digits().inputs[:4]
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+    torch.testing.assert_close(model(images)[:1], model(images[:1]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("lost", "alone", "verdict"),
+    [(0.4, 3.0, "holds"), (0.6, 3.0, "does not hold"), (0.1, 0.3, "not judged")],
+)
+def test_scale_is_judged_beside_a_worker_alone(lost: float, alone: float, verdict: str) -> None:
+    runs = {
+        label: [Training([], [(10, 0.5 - points / 100)], 0.0, 0.0)]
+        for label, points in (("dense", 0.0), ("a worker alone", alone), ("16", lost), ("64", 0.0))
+    }
+    outcome = Outcome()
+    scale.judge(outcome, "what", "paper", runs, ["16", "64"])
+    assert [claim.verdict for claim in outcome.claims] == [verdict]
+
+
+def test_powers_of_a_grid_are_found() -> None:
+    rows = [
+        Rate("x", k, n, b, k / (n * 2.0**b), k / (n * 2.0**b) ** 0.5)
+        for k in (8, 16)
+        for n in (32, 64)
+        for b in (1, 2)
+    ]
+    assert powers(rows, "l2", bits_doubled=True) == pytest.approx((1, -1, -1))
+    assert powers(rows, "l1", bits_doubled=True) == pytest.approx((1, -0.5, -0.5))
+
+
+def test_thinned_traces_reach_the_gaps_at_the_same_bits() -> None:
+    updates = list(range(0, 5001, 25))
+    objective = [10.0 ** (-done / 500) for done in updates]
+    whole = History(updates, objective, updates, updates, updates)
+    thin = whole.thinned(0.0, 1000)
+    assert len(thin.updates) < len(whole.updates) / 4
+    for gap in GAPS:
+        assert thin.bits_to(gap, 0.0) == pytest.approx(whole.bits_to(gap, 0.0))
+    assert thin.bits_per_entry(3, 1000) == whole.bits_per_entry(3, 1000)
 
 
 def test_training_with_a_schedule_ends_with_equal_replicas() -> None:
@@ -283,5 +337,5 @@ def test_bars_do_not_break_tables(tmp_path: Path) -> None:
     outcome.table("t", ("||g||", "n"), [("|1|", "2")])
     page = markdown({"scalecom": (REPRODUCTION, outcome)}, "made", {"scalecom": "page/scalecom.svg"})
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in rows} == {6, 3}
+    assert {line.count("|") for line in rows} == {7, 6, 3}  # the summary, the claims, the table
     assert "(page/scalecom.svg)" in page

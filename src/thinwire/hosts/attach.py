@@ -156,15 +156,10 @@ def attach(
     optimizer = _unwrapped(optimizer)
     model = _without_compiler(model)
     sharded = _is_fsdp(model)
-    if sharded and manager is None and isinstance(method, str) and method.strip() == "auto":
-        raise ConfigError(
-            "auto measures DDP models, and this one is sharded by FSDP2: choose a method, and give "
-            "process_group"
-        )
     if manager is not None and process_group is not None:
         raise ConfigError("a manager has process groups of its own: give either manager or process_group")
     if isinstance(method, str) and method.strip() == "auto":
-        _check_auto(manager, inner_group, delay, link)
+        _check_auto(manager, inner_group, delay, link, sharded=sharded)
         return attach_auto(
             model,
             overlap=overlap,
@@ -257,8 +252,18 @@ def _with_delay(method: Configured, delay: Wait) -> Configured:
 
 
 def _check_auto(
-    manager: object, inner_group: dist.ProcessGroup | None, delay: Wait, link: str | Link | None
+    manager: object,
+    inner_group: dist.ProcessGroup | None,
+    delay: Wait,
+    link: str | Link | None,
+    *,
+    sharded: bool,
 ) -> None:
+    if sharded and manager is None:
+        raise ConfigError(
+            "auto measures DDP models, and this one is sharded by FSDP2: choose a method, and give "
+            "process_group"
+        )
     if link is not None:
         raise ConfigError("auto measures the link: leave link out, or choose a method")
     if delay != 0:
