@@ -39,8 +39,6 @@ def from_rank_0(told: Mapping[str, Any], execute: probing.Execute, device: torch
         said = json.loads(frames.to_bytes(block.cpu()).rstrip(b"\0"))
     except ValueError:
         raise ThinwireError("auto: what rank 0 said is not a decision") from None
-    if not isinstance(said, dict) or not (
-        "error" in said or {"method", "reasons", "seconds"} <= set(cast(Any, said))
-    ):
+    if not isinstance(said, dict) or not ("error" in said or set(cast(Any, said)) >= FIELDS):
         raise ThinwireError("auto: what rank 0 said is not a decision")
     return cast("dict[str, Any]", said)

@@ -261,7 +261,11 @@ class AutoSession(BaseSession):
         from thinwire.predict import recommend as planning
 
         try:
-            asked = candidates_for(self._options.optimizer, equal=self._options.equal)
+            asked = candidates_for(
+                self._options.optimizer,
+                equal=self._options.equal,
+                scaled=self._options.scaler is not None,
+            )
             made = planning.make_plan(
                 {name: tuple(parameter.shape) for name, parameter in self._parameters.items()},
                 self.rank_info.size,
@@ -417,10 +421,13 @@ class AutoSession(BaseSession):
             self._carried = None
 
 
-def candidates_for(optimizer: torch.optim.Optimizer | None, *, equal: bool = False) -> list[str]:
+def candidates_for(
+    optimizer: torch.optim.Optimizer | None, *, equal: bool = False, scaled: bool = False
+) -> list[str]:
     """`CANDIDATES`, and with an adaptive optimizer what our table of a transformer recommends.
 
-    `adam` needs an AdamW whose steps it can take; periodic averaging makes replicas differ.
+    `adam` needs an AdamW whose steps it can take; periodic averaging makes replicas differ, and schedules
+    that average gradients in their warm-up take no GradScaler.
     """
     from thinwire.predict.recommend import measured_methods
 
@@ -431,7 +438,7 @@ def candidates_for(optimizer: torch.optim.Optimizer | None, *, equal: bool = Fal
             with suppress(ConfigError):  # not AdamW, or one whose steps it cannot take
                 frozen_adam.check(method, cast(torch.optim.Optimizer, optimizer))
                 found.append(text)
-        elif not (equal and isinstance(method, Schedule)):
+        elif not isinstance(method, Schedule) or not (equal or (scaled and method.exact_warmup)):
             found.append(text)
     return list(dict.fromkeys(found))
 
