@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Even where it is set: every process that a test starts would compile the package anew, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run style types lint check quick test side-by-side waiting test-slow gpu-test coverage mutants chaos fuzz walk bench pages docs dist clean
+.PHONY: setup run style types lint check quick test side-by-side test-slow gpu-test coverage mutants chaos fuzz walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -34,21 +34,19 @@ check: style
 quick: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m quick
 
-# Five tests at a time on two cores, since many wait; beside them, one after the other, those that do little but
-# wait for dead and silent peers. At last, alone, those that measure times on emulated links, and the lab's.
+# Five tests at a time on two cores, since many wait. Then those that do little but wait for dead and silent
+# peers, and at last, alone, those that measure times on emulated links, and the lab's.
 WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/chaos
 BY_THE_CLOCK := tests/predict/test_probe.py tests/net/test_links.py \
 	$(filter-out tests/lab/test_torchrun.py,$(wildcard tests/lab/test_*.py))
 
 test: style
-	$(MAKE) --no-print-directory -j3 side-by-side waiting types
+	$(MAKE) --no-print-directory -j2 side-by-side types
+	$(BIN)/pytest -n 3 --dist loadfile $(WAITING)
 	$(BIN)/pytest $(BY_THE_CLOCK)
 
 side-by-side: setup
 	$(BIN)/pytest -n 5 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
-
-waiting: setup
-	$(BIN)/pytest $(WAITING)
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800

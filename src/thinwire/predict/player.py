@@ -58,8 +58,6 @@ RECONCILED_WORKERS = (16, 64)
 NOISE = 2**23
 # After this many seconds no further turn is measured: long turns vary little.
 LONG_ENOUGH = 0.1
-# A kernel that is loaded in a turn of this many seconds hardly makes it longer.
-VERY_LONG = 0.3
 COPIES = 5
 
 
@@ -278,7 +276,7 @@ class Player:
         began = time.perf_counter()
         # A kernel may be loaded in the first turn that has a residual; the whole model at once has none.
         least = 1 if self.whole else 2
-        while len(turns) <= repeats and _goes_on(len(turns), least, time.perf_counter() - began):
+        while len(turns) <= repeats and (len(turns) <= least or time.perf_counter() - began < LONG_ENOUGH):
             turns.append(turn(len(turns)))
         measured = turns[1:] or turns  # the first turn makes states and workspaces
         # Other work on this machine makes a turn longer, never shorter: the shortest counts.
@@ -371,13 +369,6 @@ def noise(entries: int) -> torch.Tensor:
     if entries <= NOISE:
         return _random_numbers()[:entries]
     return _random_numbers().repeat(-(-entries // NOISE))[:entries]
-
-
-def _goes_on(turns: int, least: int, seconds: float) -> bool:
-    """Whether to measure another turn, after these and the seconds since the first one."""
-    if turns <= least:
-        return turns < 2 or seconds < VERY_LONG
-    return seconds < LONG_ENOUGH
 
 
 def _alike(first: Sequence[Job], second: Sequence[Job]) -> bool:
