@@ -295,3 +295,12 @@ def test_parts_beyond_their_own_limit_are_not_sent() -> None:
 
     with pytest.raises(ThinwireError, match=r"parts of \[3\] entries do not fit the limits \[2\]"):
         run_all(1, make)
+
+
+@pytest.mark.parametrize(("limit", "bytes_each"), [(2**16 - 1, 2), (2**16, 4), (2**32 - 1, 4), (2**32, 8)])
+def test_a_length_takes_as_few_bytes_as_the_limit_allows(limit: int, bytes_each: int) -> None:
+    from thinwire.core.channel import _lengths_in, _written
+
+    written = _written([limit, 0, 1], limit)
+    assert written.numel() == 3 * bytes_each
+    assert _lengths_in(written, limit) == [limit, 0, 1]

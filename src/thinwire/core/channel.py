@@ -495,7 +495,7 @@ class _Rounds:
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
 
     async def _lengths(self, frame: torch.Tensor, limit: int) -> list[int]:
-        """The frame lengths of all ranks: a round of its own, two or four bytes per rank."""
+        """The frame lengths of all ranks: a round of its own, two, four or eight bytes per rank."""
         mine = _written([frame.numel()], limit).to(frame.device)
         gathered = cast(torch.Tensor, await _Ask(frames.AllGather(mine, 0)))
         return _lengths_in(gathered.flatten(), limit)
@@ -565,7 +565,7 @@ class _Rounds:
         return self._unpack([arrived[rank] for rank in senders], parts, None, senders) if here else []
 
     async def _lengths_for_me(self, outgoing: Sequence[torch.Tensor], limit: int) -> list[int]:
-        """The lengths of the frames that the ranks have for this one: two or four bytes to every other."""
+        """The lengths of the frames that the ranks have for this one: two to eight bytes to every other."""
         written = _written([frame.numel() for frame in outgoing], limit).to(outgoing[0].device)
         size = self.rank_info.size
         width = written.numel() // size
@@ -576,7 +576,7 @@ class _Rounds:
 
 def _width(limit: int) -> str:
     """The narrowest whole number, for `struct`, that holds lengths up to this limit, which all ranks know."""
-    return "H" if limit < 2**16 else "I"
+    return "H" if limit < 2**16 else "I" if limit < 2**32 else "Q"
 
 
 def _written(lengths: Sequence[int], limit: int) -> torch.Tensor:
