@@ -34,9 +34,9 @@ check: style
 quick: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m quick
 
-# Five tests at a time on two cores, since many wait. Then those that do little but wait for dead and silent
+# Four tests at a time on two cores, since many wait. Then those that do little but wait for dead and silent
 # peers, and at last, alone, those that measure times on emulated links, and the lab's.
-WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/chaos
+WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/server/test_processes.py tests/chaos
 BY_THE_CLOCK := tests/predict/test_probe.py tests/net/test_links.py \
 	$(filter-out tests/lab/test_torchrun.py,$(wildcard tests/lab/test_*.py))
 
@@ -46,7 +46,7 @@ test: style
 	$(BIN)/pytest $(BY_THE_CLOCK)
 
 side-by-side: setup
-	$(BIN)/pytest -n 5 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
+	$(BIN)/pytest -n 4 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800

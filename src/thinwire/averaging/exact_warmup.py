@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from thinwire.averaging.fragments import Block, Piece
+from thinwire.averaging.sync_round import mean_in_place
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
@@ -41,7 +42,7 @@ class ExactWarmup:
         own = self._squared_norms(flats)
         ch = Channel(rank_info, step=0, seed=0, key="", device=flats[0].device)
         copies = [buffer.detach().reshape(-1).clone() for buffer in buffers]
-        tasks = [_average(flat, ch) for flat in (*flats, own, *copies) if flat.numel()]
+        tasks = [mean_in_place(flat, ch) for flat in (*flats, own, *copies) if flat.numel()]
         await together(tasks, rank_info, step=step, mark=_MARK, link=link)
         common = self._squared_norms(flats)
         finite = bool(common.isfinite().all()) and bool(own.isfinite().all())
@@ -92,7 +93,3 @@ def _set_gradient(piece: Piece, mean: torch.Tensor | None) -> None:
     if piece.parameter.grad is None:
         piece.parameter.grad = torch.zeros_like(piece.parameter)
     piece.of(piece.parameter.grad).copy_(mean.view(piece.shape))
-
-
-async def _average(flat: torch.Tensor, ch: Channel) -> None:
-    await ch.mean(flat, flat)

@@ -100,7 +100,7 @@ class SyncRound:
         """Check that all ranks synchronise the same tensors, then average the dense ones."""
         ch = Channel(rank_info, step=0, seed=0, key="", device=device)
         await together([self._compare(ch, device)], rank_info, step=0, mark=_MARK, link=link)
-        tasks = [_average(tensor, ch) for tensor in self.dense if tensor.numel()]
+        tasks = [mean_in_place(tensor, ch) for tensor in self.dense if tensor.numel()]
         if tasks:
             await together(tasks, rank_info, step=self.number, mark=_MARK, link=link)
 
@@ -133,7 +133,7 @@ _PROBLEMS = (
 )
 
 
-async def _average(flat: torch.Tensor, ch: Channel) -> None:
+async def mean_in_place(flat: torch.Tensor, ch: Channel) -> None:
     await ch.mean(flat, flat)
 
 
