@@ -11,6 +11,7 @@ alike.
 from __future__ import annotations
 
 import hashlib
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -26,7 +27,9 @@ import typer
 from benchmarks.common import chosen_methods, measuring, show
 from benchmarks.language_runs import ALONE, Run, Setting, train
 from benchmarks.language_times import LINKS, by_link, compute_seconds, shapes_of
+from thinwire.core.measured_link import VARIABLE
 from thinwire.errors import ConfigError
+from thinwire.net.link import slowest_link
 from thinwire.predict.recommend import duration, seconds_of
 from thinwire.tools.cli.show import JsonFile, Methods, errors, save
 from thinwire.tools.workloads import load
@@ -45,6 +48,7 @@ METHODS = (
     "diloco(every=32, bits=4)",
     "sparseloco(every=5, ratio=0.05)",
     "adam(exchange=efsign(bucket=4096))",
+    "demo(ratio=0.01)",
     "hierarchical(outer=qsgd(bits=4), local=2)",
 )
 SIZES = {"0.4m": (128,) * 2, "2m": (192,) * 4, "10m": (384,) * 6}
@@ -86,6 +90,10 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Rows of 64 characters for each worker and step.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="Other weights and batches.")] = 3,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    link: Annotated[
+        str,
+        typer.Option(envvar=VARIABLE, help="By which sessions choose operations; none: 1 Gbit/s."),
+    ] = "",
     step_time: Annotated[
         str, typer.Option(help="Computation of a step, such as 170ms, for predicted times; none: measured.")
     ] = "",
@@ -102,6 +110,9 @@ def command(
         tried = _numbers(rates)
         judged = Setting(data, _widths("--size", size), workers, steps, batch)
         compute = seconds_of(step_time) if step_time else None
+        if link:
+            slowest_link(link)
+            os.environ[VARIABLE] = link  # for the processes that train
         small = _widths("--tune-size", tune_size or size)
         tuning = (
             None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps, hidden=small)
@@ -143,6 +154,7 @@ def command(
         runs=runs,
         compute=compute,
         shapes=shapes,
+        link=link,
     )
     save(json_file, msgspec.to_builtins(study))
 
@@ -158,6 +170,8 @@ class Study(msgspec.Struct, kw_only=True):
     compute: float
     """Seconds of a step without communication."""
     shapes: dict[str, tuple[int, ...]]
+    link: str = ""
+    """By which sessions chose operations."""
 
 
 def _widths(option: str, size: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from benchmarks.language import METHODS, SIZES, Row, Study, summary
-from benchmarks.language_runs import ALONE, Run, Setting
+from benchmarks.language_runs import ALONE, Run, Setting, keeps_the_momentum
 from benchmarks.language_times import LINKS, by_link
 from thinwire.errors import ConfigError
 from thinwire.predict.recommend import duration, seconds_of
@@ -119,6 +119,8 @@ def command_of(study: Study) -> str:
         )
     parts.append(f"--rates {','.join(f'{rate:g}' for rate in study.rates)}")
     parts.append(f"--workers {made.workers} --steps {made.steps} --batch {made.batch} --seeds {study.seeds}")
+    if study.link:
+        parts.append(f"--link {study.link}")
     if set(study.runs) != set(METHODS):
         parts.append(f'-m "{", ".join(name for name in study.runs if name not in CONTROLS)}"')
     return " ".join(parts)
@@ -166,6 +168,9 @@ def section(study: Merged, *, with_picture: bool) -> str:
     )
     if study.tuning is not None and study.tuning.hidden != setting.hidden:
         tuned += " The rates were chosen with a smaller transformer."
+    for row in study.rows:
+        if keeps_the_momentum(row.method):
+            tuned += f" `{row.method}` keeps the momentum itself and gives the steps, in place of AdamW."
     header = ["method", "rate", "seeds", "loss", "behind dense", "recovered", "sent", *LINKS]
     table_lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *map(_line, study.rows)]
     parts = [

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from reproductions.cohort import Recipe, cohort_of
+from thinwire.core.exchange import Exchange
 from thinwire.hosts.scripts import ALONE, ONE_BUCKET_MB, add_pytorch_hook
+from thinwire.methods.registry import parse
 from thinwire.net.launch import Worker, run_local
 from thinwire.net.metered_group import MeteredGroup
 from thinwire.tools.workloads import build, load
@@ -74,6 +76,8 @@ def train(setting: Setting, method: str, rate: float, seed: int) -> Run:
     name = method
     if method == ALONE:
         method, recipe = "dense", replace(recipe, workers=1)
+    if keeps_the_momentum(method):
+        recipe = replace(recipe, optimizer="sgd", clip=None)
     cohort = cohort_of(method, recipe, data)
     noted = Noted(setting.steps)
     for number in cohort.run(LOOKS):
@@ -82,6 +86,12 @@ def train(setting: Setting, method: str, rate: float, seed: int) -> Run:
             cohort.sync()
         noted.look(number, evaluate(cohort.mean_model(), data, TEST_ROWS)[0], sent)
     return Run(name, rate, seed, noted.losses, noted.per_step)
+
+
+def keeps_the_momentum(method: str) -> bool:
+    """Whether a method takes AdamW's place: plain SGD applies its steps, as they are."""
+    chosen = None if method in (ALONE, PYTORCH) else parse(method)
+    return isinstance(chosen, Exchange) and chosen.traits.optimizer == "no momentum"
 
 
 class Noted:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import torch
+import torch.distributed as dist
 import typer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,9 +94,11 @@ def _wrap(variant: str, buckets: int, device: torch.device) -> DistributedDataPa
     layer_bytes = 4 * (WIDTH * WIDTH + WIDTH)
     limit = (layer_bytes - 64) * LAYERS / buckets / 2**20 if buckets > 1 else 1024.0
     inner = deep_mlp().to(device)
-    model = DistributedDataParallel(inner, bucket_cap_mb=limit)  # pyright: ignore[reportArgumentType]
+    # Each on a group of its own, as thinwire's: a group that others have just used has warmer buffers.
+    group = dist.new_group()
+    model = DistributedDataParallel(inner, process_group=group, bucket_cap_mb=limit)  # pyright: ignore[reportArgumentType]
     if variant == HOOK:
-        model.register_comm_hook(None, allreduce_hook)
+        model.register_comm_hook(group, allreduce_hook)
     elif variant == DENSE:
         attach(model, "dense")
     return model

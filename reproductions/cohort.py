@@ -22,6 +22,7 @@ from thinwire.core.channel import Program
 from thinwire.core.exchange import Exchange
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.errors import ConfigError
+from thinwire.methods.adam import Adam
 from thinwire.methods.registry import parse, parse_exchange
 from thinwire.net.meter import Tally
 from thinwire.net.rank_info import RankInfo
@@ -196,12 +197,18 @@ class Cohort(Workers):
                 rank_info=RankInfo(rank, recipe.workers),
                 seed=recipe.seed,
                 dense_below=recipe.dense_below,
-                optimizer=self.optimizers[rank] if rank < len(self.optimizers) else None,
+                optimizer=self._optimizer_of(rank),
             )
             for rank in range(recipe.workers)
         ]
         self._velocities: Gradients = []
         self._watch: Watch | None = None
+
+    def _optimizer_of(self, rank: int) -> torch.optim.Optimizer | None:
+        """Lazy methods read the learning rate on every rank; `adam` changes its optimizer, once."""
+        if rank >= len(self.optimizers) and isinstance(self.exchange, Adam):
+            return None
+        return self.optimizers[rank % len(self.optimizers)]
 
     def gradients(self) -> tuple[float, Gradients]:
         """The mean loss of the next batches, and every worker's gradients on its own."""

@@ -25,7 +25,7 @@ ALSO = (
     "diloco(every=3)",
     "diloco(every=6, fragments=3, overlap=2)",
     "postlocal(every=3, warmup=4)",
-    "postlocal(every=4, bits=4, warmup=5, overlap=2)",
+    "postlocal(every=4, bits=4, warmup=5, warmup_bits=4, overlap=2)",
     "periodic(every=3, exchange=topk(ratio=0.2))",
     "periodic(every=3, exchange=powersgd(rank=2), outer_lr=0.7, outer_momentum=0.5)",
     "periodic(every=4, exchange=topk(ratio=0.2), fragments=2)",

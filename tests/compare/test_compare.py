@@ -64,6 +64,20 @@ def test_every_method_ran_from_the_same_start(finished: tuple[Records, Path, See
     assert seen.events.count("evaluation 6") == 3
 
 
+def test_where_replicas_differ_the_last_common_model_is_evaluated(tmp_path: Path) -> None:
+    methods = ["dense", "localsgd(every=6)"]
+    asked = Comparison(methods, workers=2, link="none", steps=8, evaluate_every=2, hidden=(16,))
+    records = run(asked, tmp_path)
+    losses = {
+        method: {test.step: test.loss for test in records.evaluations if test.method == method}
+        for method in records.methods
+    }
+    local = losses["localsgd(every=6)"]
+    assert local[2] == local[4] != local[6], "the start, until the first sync round"
+    assert local[6] != local[8], "all replicas are averaged at the end"
+    assert len(set(losses["dense"].values())) == 4
+
+
 def test_bytes_and_times_are_those_of_the_link(finished: tuple[Records, Path, Seen]) -> None:
     records, _, _ = finished
     dense, topk, local = records.runs
@@ -241,8 +255,18 @@ def test_the_table_fits_100_columns(
     assert header.endswith("speed-up")
 
 
+def test_a_target_perplexity_ends_the_run(tmp_path: Path) -> None:
+    text = {"model": "transformer", "data": "synthetic", "hidden": (32,), "batch": 4}
+    asked = Comparison(
+        ["dense"], workers=2, link="none", steps=200, target_perplexity=10, evaluate_every=5, **text
+    )
+    (one,) = run(asked, tmp_path).runs
+    assert one.steps == one.target_step < 200
+    assert 1 < one.perplexity <= 10
+
+
 def test_a_target_ends_the_run(tmp_path: Path) -> None:
-    asked = Comparison(["dense"], workers=2, link="none", steps=200, target=0.3, evaluate_every=5)
+    asked = Comparison(["dense"], workers=2, link="none", steps=200, target_accuracy=0.3, evaluate_every=5)
     (one,) = run(asked, tmp_path).runs
     assert one.target_step is not None
     assert one.steps == one.target_step < 200

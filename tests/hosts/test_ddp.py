@@ -339,11 +339,13 @@ def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
     return results
 
 
-def test_grad_scaler_skips_alike_and_residuals_follow_its_scale() -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_grad_scaler_skips_alike_and_residuals_follow_its_scale(part: int) -> None:
     """Scales are powers of two, so the trajectory must be that of a run without a scaler, bit for bit."""
-    scale_free = tuple(method for method in dict.fromkeys((*PROMPT, *BUSY)) if follows_a_scale(method))
-    assert set(BUSY) <= set(scale_free)
-    assert_same_everywhere(run_local(scaled, 2, scale_free, timeout=90))
+    methods = tuple(dict.fromkeys((*PROMPT, *BUSY)))[part::3]
+    scale_free = tuple(method for method in methods if follows_a_scale(method))
+    assert set(BUSY).intersection(methods) <= set(scale_free)
+    assert_same_everywhere(run_local(scaled, 2, scale_free, timeout=150))
 
 
 def follows_a_scale(method: str) -> bool:

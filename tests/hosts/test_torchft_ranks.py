@@ -69,6 +69,7 @@ def learn(worker: Worker, lighthouse: str, method: str, inside: str, gates: list
     handler.emit = lambda record: log.append(record.getMessage())
     logging.getLogger("thinwire").addHandler(handler)
     logging.getLogger("thinwire").setLevel(logging.INFO)
+    dist.barrier()  # nobody leaves this process group while another rank is still connecting
     place, rank = divmod(worker.rank, RANKS)
     number = min(place, 1)  # the third group takes the place of the second
     gate = Path(gates[place])

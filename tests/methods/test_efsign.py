@@ -55,13 +55,16 @@ def test_two_shots_keep_the_errors_bounded() -> None:
 
 @pytest.mark.parametrize("reduce", ["gather", "twoshot"])
 def test_every_bucket_has_a_magnitude_of_its_own(reduce: str) -> None:
-    """Entries of very different sizes: with buckets far less is lost, and nothing for ever."""
-    shapes = {"wide": (5, 4096)}
+    """Entries of very different sizes: with buckets far less is lost, and nothing for ever.
+
+    With two shots every rank owns two whole rows.
+    """
+    shapes = {"wide": (6, 4096)}
     parted = Cohort(EFSign(bucket=4096, reduce=reduce), 3, shapes)
     whole = Cohort(EFSign(reduce="gather"), 3, shapes)
-    sizes = 10.0 ** torch.arange(5.0)[:, None]
+    sizes = 10.0 ** torch.arange(6.0)[:, None]
     inputs = [
-        {"wide": torch.randn(5, 4096, generator=torch.Generator().manual_seed(r)) * sizes} for r in range(3)
+        {"wide": torch.randn(6, 4096, generator=torch.Generator().manual_seed(r)) * sizes} for r in range(3)
     ]
     mean = sum(one["wide"] for one in inputs) / 3
     (out, *others) = (one["wide"] for one in parted.average(inputs))
@@ -70,6 +73,16 @@ def test_every_bucket_has_a_magnitude_of_its_own(reduce: str) -> None:
     assert ((out - mean).norm(dim=1) < 1.5 * mean.norm(dim=1)).all()
     assert (coarse - mean)[0].norm() > 100 * mean[0].norm()
     assert torch.allclose(3 * out + parted.residuals()["wide"], 3 * mean.double(), rtol=1e-4, atol=1e-2)
+
+
+def test_stretches_are_even_whatever_the_bucket() -> None:
+    """Nine buckets for four ranks: nobody sends three times a third while another sends nothing."""
+    n, method = 9 * 4096, EFSign(bucket=4096, reduce="twoshot")
+    cohort = Cohort(method, 4, {"wide": (9, 4096)})
+    cohort.average(cohort.inputs(0))
+    sent = [meter.sent_bytes for meter in cohort.driver.meters]
+    assert len(set(sent)) == 1
+    assert sent[0] < 1.02 * 2 * 3 / 4 * n / 8 + 6 * 32  # and a header in front of every message
 
 
 @pytest.mark.parametrize("n", [0, 1, 4095, 4096, 4097, 20_000])

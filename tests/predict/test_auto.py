@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -177,8 +178,10 @@ def test_a_bare_model_is_refused() -> None:
 SCHEDULE, SHORT = (str(thinwire.parse(f"pqasgd(every={every}, bits=4)")) for every in (4, 2))
 
 
-def with_table(worker: Worker, replicas: str | None) -> dict[str, object]:
-    """AdamW, and a table in which the schedule is as good as dense."""
+def with_a_schedule(
+    rank: int, replicas: str | None = None
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer, auto.AutoSession]:
+    """Two steps after `auto` has chosen, by a table in which the schedule is as good as dense."""
     auto.CANDIDATES = ("dense", "fp16")
     language.behind = lambda: {"dense": 0.0, "fp16": 0.0, SCHEDULE: 0.0}
     language.recovered = lambda: {"fp16": 1.0, SCHEDULE: 0.9}
@@ -187,7 +190,13 @@ def with_table(worker: Worker, replicas: str | None) -> dict[str, object]:
     session = thinwire.attach(model, "auto", optimizer=optimizer, replicas=replicas)
     assert isinstance(session, auto.AutoSession)
     session.throttle("20mbit")
-    train(model, optimizer, worker.rank, auto.STEPS + 2)
+    train(model, optimizer, rank, auto.STEPS + 2)
+    return model, optimizer, session
+
+
+def with_table(worker: Worker, replicas: str | None) -> dict[str, object]:
+    """AdamW, and a table in which the schedule is as good as dense."""
+    model, optimizer, session = with_a_schedule(worker.rank, replicas)
     between = session.spread()
     saved = session.state_dict()
     weights = {name: each.clone() for name, each in model.state_dict().items()}
@@ -220,6 +229,37 @@ def with_table(worker: Worker, replicas: str | None) -> dict[str, object]:
     result["same"] = torch.equal(flat(model), straight)
     session.detach()
     return result
+
+
+def with_checkpointer(worker: Worker, folder: str) -> dict[str, object]:
+    """Replicas that differ are saved between two sync rounds, each by its rank, and continued."""
+    model, optimizer, session = with_a_schedule(worker.rank)
+    result: dict[str, object] = {"between": session.spread()}
+    checkpointer = thinwire.Checkpointer(folder, session, model, optimizer, every=7)
+    for _ in range(7):
+        checkpointer.step()
+    checkpointer.wait()
+    train(model, optimizer, worker.rank, 3)
+    straight = flat(model)
+    session.detach()
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    session = thinwire.attach(model, "auto", optimizer=optimizer)
+    result["step"] = thinwire.Checkpointer(folder, session, model, optimizer).load_latest()
+    result["method"], result["differs"] = str(session.method), session.spread()
+    train(model, optimizer, worker.rank, 3)
+    result["same"] = torch.equal(flat(model), straight)
+    session.detach()
+    return result
+
+
+def test_a_checkpointer_continues_an_automatic_schedule_bit_for_bit(tmp_path: Path) -> None:
+    for rank in run_local(with_checkpointer, 2, str(tmp_path), timeout=200):
+        assert rank["method"] == SCHEDULE
+        assert rank["between"] > 0, "saved between two sync rounds"
+        assert rank["differs"] == rank["between"]
+        assert rank["step"] == 7
+        assert rank["same"]
 
 
 def test_auto_may_choose_periodic_averaging_and_its_checkpoint_continues() -> None:

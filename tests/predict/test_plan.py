@@ -105,6 +105,7 @@ def test_with_adamw_what_was_measured_comes_first() -> None:
     assert any("a transformer with AdamW its loss differs from dense's by +0.030" in r for r in made.reasons)
     made = planning.make_plan(SHAPES, 4, SLOW, 0.001, (*chosen, ADAM), optimizer="adaptive")
     assert made.recommended == str(parse(ADAM))
+    assert any(reason.startswith("its first 100 steps are like dense's and take ") for reason in made.reasons)
     only = planning.make_plan(SHAPES, 4, SLOW, 0.001, ("bf16",), optimizer="adaptive")
     assert only.recommended == "bf16", "nothing else is faster than dense"
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import thinwire
@@ -158,8 +159,9 @@ def disagree(worker: Worker):
 def too_few(worker: Worker):
     """Two of three workers are wanted, one joins."""
     options = AsyLPG(**LINEAR)
+    dist.barrier()  # the server must not wait while the worker is still busy with something else
     if worker.rank == 0:
-        run = {"workers": 3, "min_workers": 2, "name": "few", "timeout": 2.0}
+        run = {"workers": 3, "min_workers": 2, "name": "few", "timeout": 4.0}
         return caught(lambda: serve(problem(), options, **run), thinwire.PeerError)
     if worker.rank == 1:
         join = {"index": 0, "workers": 3, "name": "few"}

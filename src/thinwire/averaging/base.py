@@ -67,9 +67,14 @@ class ScheduleBase(Configured, ABC):
         return Outer()
 
     @property
-    def exact_warmup(self) -> bool:
+    def gradient_warmup(self) -> bool:
         """Whether the warm-up averages gradients before each step, instead of parameters after it."""
         return False
+
+    @property
+    def warmup_exchange(self) -> Exchange | None:
+        """What averages gradients of larger tensors in such a warm-up; None: an exact mean."""
+        return None
 
     @property
     def whole_tensors(self) -> bool:

@@ -65,9 +65,9 @@ class Block:
         """Make the current parameters the anchor; they must be equal on all ranks."""
         self.anchor.copy_(self.read())
 
-    def change(self) -> torch.Tensor:
-        """anchor - params."""
-        return self.read().neg_().add_(self.anchor.to(self.layout.device))
+    def change(self, own: torch.Tensor) -> torch.Tensor:
+        """anchor - params, with what `read` returned."""
+        return torch.sub(self.anchor.to(self.layout.device), own)
 
     def apply(self, mean: torch.Tensor, outer: Outer) -> None:
         """Take the outer step, and set the parameters to its result."""
@@ -81,8 +81,14 @@ class Block:
         parameters are set to the result, except for the share `blend`.
         """
         outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
-        own, anchor = self.read(), self.anchor.to(self.layout.device)
-        self.write(own.sub_(begun).add_(anchor) if blend is None else own.lerp_(anchor, 1 - blend))
+        parts = self.layout.parts
+        both = zip(self.pieces, parts(self.anchor.to(self.layout.device)), parts(begun), strict=True)
+        for piece, anchor, before in both:
+            target = piece.of(piece.parameter)
+            own = target.reshape(-1).to(self.layout.dtype)  # the memory of the parameter, if it can be
+            moved = own.sub_(before).add_(anchor) if blend is None else own.lerp_(anchor, 1 - blend)
+            if moved.data_ptr() != target.data_ptr():
+                target.copy_(moved.view(piece.shape))
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,9 @@ class SyncRound:
 
     def snapshot(self) -> None:
         """Copy the tensors to send: the next step may begin before they are sent."""
-        self.changes = [block.change() for block in self.blocks]
-        self.begun = [block.read() for block in self.blocks] if self.late else []
+        own = [block.read() for block in self.blocks]
+        self.changes = [block.change(flat) for block, flat in zip(self.blocks, own, strict=True)]
+        self.begun = own if self.late else []
         self.dense = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
 
     @property

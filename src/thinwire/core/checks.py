@@ -51,6 +51,12 @@ def whole(method: str, option: str, value: object, lowest: int, highest: int | N
         raise ConfigError(f"{method}: {option} must be a whole number from {lowest} {to}, not {value!r}")
 
 
+def multiple(method: str, option: str, value: object, of: int) -> None:
+    """A whole number that `of` divides, from `of` up."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < of or value % of:
+        raise ConfigError(f"{method}: {option} must be a multiple of {of}, not {value!r}")
+
+
 def one_of(method: str, option: str, value: object, allowed: Collection[object]) -> None:
     """One of the `allowed` values."""
     if value not in allowed or isinstance(value, bool):

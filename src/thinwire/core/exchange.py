@@ -114,7 +114,8 @@ class Exchange(Configured, ABC):
     def payload_bytes(self, layout: Layout, size: int) -> int | None:
         """Bytes that a rank passes to the channel per step, without frame headers; None if data-dependent.
 
-        This is the payload after a warm-up; if it is alternating, the largest over all ranks and steps.
+        This is the payload after a warm-up; if it is alternating, the largest over all ranks and steps. What
+        is renewed more and more rarely (`adam(refresh=2)`) is not in it.
         """
 
     # -- what a method may override ----------------------------------------------------------------------

@@ -29,9 +29,11 @@ class Router:
             raise ConfigError(f"dense_below must not be negative, not {self.dense_below}")
 
     def exchange_for(self, slot: Slot) -> Exchange:
+        return self.method.assign(slot, small=self.is_small(slot)) or self.dense
+
+    def is_small(self, slot: Slot) -> bool:
         short_vector = len(slot.shape) <= 1 and slot.numel <= LONGEST_SMALL_VECTOR
-        small = slot.numel < self.dense_below or (short_vector and self.dense_below > 0)
-        return self.method.assign(slot, small=small) or self.dense
+        return slot.numel < self.dense_below or (short_vector and self.dense_below > 0)
 
 
 @dataclass(frozen=True)

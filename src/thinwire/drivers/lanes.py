@@ -49,7 +49,6 @@ class Step:
         self._missing = 1  # the host's own share, given back by `close`
         self._finite = True
         self._error: BaseException | None = None
-        self._watched = False  # by somebody who waits in `finite_so_far`
         self._parked: list[tuple[Job, Callable[[], None]]] = []
         self.committed = True
 
@@ -64,7 +63,6 @@ class Step:
     def finite_so_far(self) -> bool:
         """Before `close`: wait for the rounds of all programs. Whether they have seen only finite numbers."""
         with self._changed:
-            self._watched = True
             self._changed.wait_for(lambda: self._missing == 1 or self._error is not None)
             return self._finite
 
@@ -73,10 +71,6 @@ class Step:
 
     def leave(self) -> None:
         """A program without state has ended: it has nothing to commit."""
-        with self._lock:
-            if self._missing > 1 and self._error is None and not self._watched:
-                self._missing -= 1
-                return
         self._arrive(None, True, None)
 
     def fail(self, error: BaseException) -> None:

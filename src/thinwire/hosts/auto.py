@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -380,6 +380,10 @@ class AutoSession(BaseSession):
         """As for the session at work: None while all replicas are equal after every step."""
         return self.session.reconcile_every
 
+    def common_model(self) -> AbstractContextManager[None]:
+        """As for the session at work."""
+        return self.session.common_model()
+
     def reconcile(self) -> None:
         """As for the session at work; for a schedule this is `sync`."""
         self.session.reconcile()
@@ -438,7 +442,7 @@ def candidates_for(
             with suppress(ConfigError):  # not AdamW, or one whose steps it cannot take
                 frozen_adam.check(method, cast(torch.optim.Optimizer, optimizer))
                 found.append(text)
-        elif not isinstance(method, Schedule) or not (equal or (scaled and method.exact_warmup)):
+        elif not isinstance(method, Schedule) or not (equal or (scaled and method.gradient_warmup)):
             found.append(text)
     return list(dict.fromkeys(found))
 

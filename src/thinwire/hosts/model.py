@@ -51,7 +51,7 @@ def attach_schedule(
             f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
             "optimizer=optimizer)"
         )
-    if scaler is not None and method.exact_warmup and method.warmup:
+    if scaler is not None and method.gradient_warmup and method.warmup:
         raise ConfigError(
             f"{method.name} averages gradients in its warm-up, where a GradScaler would skip steps on single "
             "ranks: train in bfloat16 without a scaler, or take warmup=0"
@@ -98,7 +98,7 @@ def watch_optimizer(optimizer: torch.optim.Optimizer, session: PeriodicSession) 
         session.after_step()
 
     hooks = [optimizer.register_step_post_hook(after_step)]
-    if session.method.exact_warmup:
+    if session.method.gradient_warmup:
         hooks.append(optimizer.register_step_pre_hook(before_step))
 
     def remove() -> None:

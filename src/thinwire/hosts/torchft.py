@@ -234,7 +234,7 @@ class ManagedPeriodicSession(PeriodicSession):
                 "needs the whole model at once: take a schedule without fragments, groups and overlap, such "
                 "as pqasgd(every=8)"
             )
-        if method.exact_warmup and method.warmup:
+        if method.gradient_warmup and method.warmup:
             raise ConfigError(
                 f"{method.name} averages gradients in its warm-up, which groups that come and go cannot do: "
                 f"take {method.name}(warmup=0), or another schedule"
@@ -278,7 +278,7 @@ class ManagedPeriodicSession(PeriodicSession):
         self, numbers: Sequence[int], delay: int, *, buffers: bool, forced: bool = False
     ) -> SyncRound:
         """All of the model, and after the quorum: a group that is behind gets the common model there."""
-        own = [block.change() for block in self.blocks] if self._keeps_change else []
+        own = [block.change(block.read()) for block in self.blocks] if self._keeps_change else []
         self._peer = None
         begin = time.monotonic()
         self._manager.start_quorum()

@@ -1,4 +1,4 @@
-"""1-bit Adam and its kin: Adam's momentum through any exchange, with the second moment frozen."""
+"""1-bit Adam and its kin: Adam's momentum through any exchange, with a second moment that all ranks share."""
 
 from __future__ import annotations
 
@@ -9,55 +9,56 @@ import torch
 from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, momentum
 from thinwire.methods.dense import Dense
 from thinwire.methods.efsign import EFSign
-from thinwire.methods.families.wrapped import Around, Wrapping
+from thinwire.methods.families.mean_squares import MeanSquares, WithSquares
+from thinwire.methods.families.wrapped import Around
 from thinwire.methods.half import BF16
 
 
 @dataclass
-class AdamState(Wrapping):
+class AdamState(WithSquares):
     m: torch.Tensor = momentum()
 
 
 @dataclass(frozen=True)
 class Adam(Around):
-    """After some exact steps, the ranks exchange Adam's momentum, and its second moment v stays as it is.
+    """After some exact steps, the ranks exchange Adam's momentum, and its second moment v changes rarely.
 
         warm-up:  out = (1/W) sum_i g_i;  m = beta1 m + (1 - beta1) out       v as in Adam
-        after it: out = m = exchange of (beta1 m + (1 - beta1) g_i)           v frozen
-        theta = theta - gamma (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^s)) + eps),  s updates of v
+        after it: out = m = exchange of (beta1 m + (1 - beta1) c g_i)         v frozen
+        c = sqrt(s_0 / s), of the mean squares of all ranks' gradients in the warm-up, and now
 
-    With v frozen a step is linear in m, so error feedback works as under SGD. With `efsign` this is 1-bit
-    Adam. Give `torch.optim.AdamW` to `attach(..., optimizer=...)`: after the warm-up `.grad` holds m, also
-    when you clip it, and the session takes the frozen step inside `optimizer.step()`. Entries without a
-    gradient in the warm-up (v = 0) do not move until v is refreshed. Small tensors send m in 16 bits.
+    With v and c constant a step is linear in m, so error feedback works as under SGD. With `efsign` this is
+    1-bit Adam. Give `torch.optim.AdamW` to `attach(..., optimizer=...)`: after the warm-up `.grad` holds m,
+    also if you clip it, and the session takes the frozen step inside `optimizer.step()`. Entries without a
+    gradient in the warm-up do not move. Small tensors send m in 16 bits.
 
     Args:
         exchange: the method for the momentum, with error feedback or unbiased.
         warmup: the number of exact steps: at least those in which the learning rate grows.
-        refresh: so many exact steps, one in 2, update v after the warm-up; then so many, one in 4; ...
+        refresh: s is renewed after so many times as many steps, in 16 bits; None: never.
         beta1: the first beta of the optimizer.
 
-    Differences from the papers: any exchange, not only signs. v keeps its own bias correction. 0/1 Adam also
-    leaves out sync rounds.
+    Differences from the papers: any exchange, not only signs. 0/1 Adam renews v by single exact gradients.
     """
 
     name = "adam"
-    use_when = """You train with AdamW over a slow link: with signs (3 % of the bytes) it stays close to
-    `dense`, where sparse and sign methods on gradients do not."""
-    avoid_when = "The run is short: the warm-up sends all bytes of `dense`. Or gradients still grow after it."
-    formula_note = "the bytes of its exchange, after the exact steps"
-    rounds_per_step = "1 (a mean) in exact steps, otherwise those of the exchange"
-    compute = "two passes for m, and the exchange's"
-    reference = 'Tang et al., "1-bit Adam", 2021; `refresh`: Lu et al., "0/1 Adam", 2022'
+    use_when = (
+        "You train with AdamW over a slow link: with signs, 3 % of the bytes, it stays close to `dense`."
+    )
+    avoid_when = "The run is short: the warm-up sends all bytes of `dense`."
+    formula_note = "the bytes of its exchange, after the exact steps; 2 n more where s is renewed"
+    rounds_per_step = "1 (a mean) in exact steps, else those of the exchange; 1 more where s is renewed"
+    compute = "some passes for m and s, and the exchange's"
+    reference = 'Tang et al., "1-bit Adam", 2021; Lu et al., "0/1 Adam", 2022'
     exchange: Exchange = EFSign(bucket=4096)
     warmup: int = 100
-    refresh: int | None = None
+    refresh: int | None = 2
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.whole(self.name, "warmup", self.warmup, 1)
-        checks.optional(checks.whole, self.name, "refresh", self.refresh, 1)
+        checks.optional(checks.whole, self.name, "refresh", self.refresh, 2)
         checks.momentum(self.name, self.beta1, "beta1")
 
     @property
@@ -67,34 +68,32 @@ class Adam(Around):
         return Traits(elementwise=inner.elementwise, payload=payload, optimizer="Adam", scope=inner.scope)
 
     def init(self, layout: Layout) -> AdamState:
-        return AdamState(torch.zeros(layout.numel, device=layout.device), inner=self.exchange.init(layout))
+        m, squares = torch.zeros(layout.numel, device=layout.device), MeanSquares.new(layout, self.refresh)
+        return AdamState(m, squares=squares, inner=self.exchange.init(layout))
 
     def assign(self, slot: Slot, *, small: bool) -> Exchange:
-        fallback = BF16() if small else Dense()
-        return replace(self, exchange=self.exchange.assign(slot, small=small) or fallback)
+        return replace(
+            self, exchange=self.exchange.assign(slot, small=small) or (BF16() if small else Dense())
+        )
 
     def is_exact(self, step: int) -> bool:
-        """Whether the gradients of this step are averaged exactly, and v is updated with their mean."""
-        since = step - self.warmup
-        if since <= 0 or self.refresh is None:
-            return since < 0
-        stage = (since // self.refresh + 2).bit_length() - 1  # one step in 2^stage
-        return (since - self.refresh * (2**stage - 2)) % 2**stage == 0
+        """Whether v is updated, with the exact mean of this step's gradients."""
+        return step < self.warmup
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: AdamState, ch: Channel) -> None:
+        m, part, noted = state.m, 1 - self.beta1, await state.noted(x, self.warmup, self.refresh, ch)
         if self.is_exact(ch.step):
             await ch.mean(x, out)  # out = (1/W) sum g
-            if await ch.commit(out.isfinite().all()):
-                state.m.lerp_(out.to(state.m.dtype), 1 - self.beta1)  # m = beta1 m + (1 - beta1) out
-            return
-        u = torch.lerp(state.m, x.to(state.m.dtype), 1 - self.beta1)  # u = beta1 m + (1 - beta1) g
-        if await self.pass_on(u.to(x.dtype), out, state, ch):
-            state.m.copy_(out)  # out = m = exchange of u
-
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        sent = super().payload_bytes(layout, size)
-        return sent if sent is None or self.refresh is None else layout.dense_bytes
+            committed = await ch.commit(out.isfinite().all())
+            new = torch.lerp(m, out.to(m.dtype), part)  # m = beta1 m + (1 - beta1) out
+        else:
+            u = torch.lerp(m, state.scaled(x), part)  # u = beta1 m + (1 - beta1) c g
+            committed = await self.pass_on(u.to(x.dtype), out, state, ch)
+            new = out  # out = m = exchange of u
+        if committed:
+            m.copy_(new)
+            state.keep(noted, m)
 
     def exact(self) -> Exchange | None:
         inner = self.exchange.exact()
-        return None if inner is None else replace(self, exchange=inner, beta1=0.0)
+        return inner and replace(self, exchange=inner, beta1=0.0, refresh=None)

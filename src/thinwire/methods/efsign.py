@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, checks
-from thinwire.errors import ConfigError
+from thinwire.core import Channel, Traits, checks
+from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import DenseMemory, Residual
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, padded, reduce_option
 from thinwire.methods.families.signs import signs_mean, signs_of
@@ -30,6 +30,7 @@ class EFSign(Quantised):
     Args:
         bucket: how many consecutive entries share a magnitude, a multiple of 4,096. None is the whole tensor.
         bits: with 2 or more, what the signs lose is coded in the same way, and so on: bits per entry.
+        scope: code each "tensor" by itself, or those of a "bucket" or the "model" as one, with fewer calls.
 
     Differences from the paper: the residual is in units of the gradient, not of gradient times learning rate.
     The codes of many workers are averaged. More than one bit.
@@ -49,15 +50,18 @@ class EFSign(Quantised):
     two_shots_from = 3  # the second rounding goes into the residual
     bucket: int | None = field(default=None, metadata={"main": False})
     bits: int = field(default=1, metadata={"main": False})
+    scope: Scope = field(default="tensor", metadata={"main": False})
     reduce: Reduce = reduce_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.whole(self.name, "bits", self.bits, 1, 8)
-        if self.bucket is not None:
-            checks.whole(self.name, "bucket", self.bucket, kernels.SIGN_TILE)
-            if self.bucket % kernels.SIGN_TILE:
-                raise ConfigError(f"{self.name}: bucket must be a multiple of 4096, not {self.bucket}")
+        checks.scope(self.name, self.scope)
+        checks.optional(checks.multiple, self.name, "bucket", self.bucket, kernels.SIGN_TILE)
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, scope=self.scope)
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -94,7 +98,3 @@ class EFSign(Quantised):
 
     def _magnitudes(self, n: int) -> int:
         return 1 if self.bucket is None else -(-n // self.bucket)
-
-    @property
-    def unit(self) -> int:
-        return self.bucket or 8

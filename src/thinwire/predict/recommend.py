@@ -16,6 +16,7 @@ from thinwire.averaging.base import Schedule
 from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.methods.adam import Adam
 from thinwire.methods.hierarchical import Hierarchical
 from thinwire.methods.registry import list_methods, list_schedules, parse, parse_exchange
 from thinwire.net.costs import Link
@@ -389,6 +390,7 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
         f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
         f"in {best.rounds:.3g} {'operation' if best.rounds == 1 else 'operations'}",
         f"{equal}; {differs}",
+        *_warm_up(best.method, dense.step_seconds),
     ]
     if best.break_even.bandwidth is not None:
         reasons.append(f"it is faster than dense on links below {rate(best.break_even.bandwidth)}")
@@ -398,6 +400,17 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
             f"{faster[0].method} would be faster, but it is not recommended: {faster[0].kept_back}"
         )
     return best.method, reasons
+
+
+def _warm_up(method: str, dense_step: float) -> list[str]:
+    """What a method's exact steps cost before it begins to save."""
+    parsed = parse(method)
+    steps = parsed.warmup if isinstance(parsed, Adam) else 0
+    if isinstance(parsed, Schedule) and parsed.gradient_warmup and parsed.warmup_exchange is None:
+        steps = parsed.warmup
+    if not steps:
+        return []
+    return [f"its first {steps} steps are like dense's and take {duration(steps * dense_step)}"]
 
 
 def _between(method: str) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -142,6 +143,14 @@ class BaseSession(ABC):
     @abstractmethod
     def reconcile(self) -> None:
         """Make all ranks' parameters equal now, to the last bit. Call it on every rank."""
+
+    def common_model(self) -> AbstractContextManager[None]:
+        """Inside, the model has the parameters of the last common model; nothing is sent.
+
+        A method whose replicas are equal, or drift by less than the reconciliation brings back, has no other
+        model than this rank's own: nothing changes then. See `PeriodicSession.common_model`.
+        """
+        return nullcontext()
 
     @abstractmethod
     def replicas(self) -> Replicas:

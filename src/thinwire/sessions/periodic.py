@@ -13,8 +13,8 @@ from torch import nn
 from thinwire import log
 from thinwire.averaging.base import Outer, Schedule
 from thinwire.averaging.clock import Clock
-from thinwire.averaging.exact_warmup import ExactWarmup
 from thinwire.averaging.fragments import Block, cut
+from thinwire.averaging.gradient_warmup import GradientWarmup
 from thinwire.averaging.pace import Pace, overlap_for
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
 from thinwire.core.agreement import EVERY, digest_of
@@ -95,7 +95,6 @@ class PeriodicSession(BaseSession):
             anchor_device=torch.device("cpu") if method.anchor == "cpu" else None,
             velocity=method.outer.momentum > 0,
         )
-        self.exact_warmup = ExactWarmup(self.blocks) if method.exact_warmup else None
         self.engine = Engine(
             self.common_parameters().items(),
             method.inner,
@@ -105,6 +104,13 @@ class PeriodicSession(BaseSession):
             link=link,
         )
         self.engine.confirms = False  # sync rounds do
+        self.gradient_warmup = (
+            GradientWarmup(
+                self.blocks, method.warmup_exchange, self.engine.router, steps=method.warmup, seed=seed
+            )
+            if method.gradient_warmup
+            else None
+        )
         self._confirmed = False
         self.under_way: list[tuple[SyncRound, Callable[[], None]]] = []
         self._lanes: Lanes | None = None
@@ -223,11 +229,11 @@ class PeriodicSession(BaseSession):
 
         Call it before every optimizer step, and run the programs of all ranks together.
         """
-        if self.exact_warmup is None or self.step >= self.method.warmup:
+        if self.gradient_warmup is None or self.step >= self.method.warmup:
             return None
-        return self._average_gradients(self.exact_warmup)
+        return self._average_gradients(self.gradient_warmup)
 
-    async def _average_gradients(self, warmup: ExactWarmup) -> None:
+    async def _average_gradients(self, warmup: GradientWarmup) -> None:
         for each in self.engine.executors:
             each.label = f"the gradients of step {self.step}"
         if not await warmup.average(self.step, list(self.buffers.values()), self.rank_info, self.engine.link):
@@ -312,16 +318,16 @@ class PeriodicSession(BaseSession):
         if self._failure is not None:
             raise self._failure
         self.meter.count_step()
-        if self.exact_warmup is not None and self.step < self.method.warmup:
-            return self._count_exact_step(self.exact_warmup)
-        if self.exact_warmup is not None:
-            self.exact_warmup.scale_second_moments(self.optimizer, self.rank_info.size)
+        if self.gradient_warmup is not None and self.step < self.method.warmup:
+            return self._count_warmup_step(self.gradient_warmup)
+        if self.gradient_warmup is not None:
+            self.gradient_warmup.scale_second_moments(self.optimizer, self.rank_info.size)
         due, delay, ends = self.clock.tick()
         while self.under_way and self.under_way[0][0].due <= self.clock.step:
             self._apply_next()
         return self._sync_round(due, delay, buffers=ends) if due else None
 
-    def _count_exact_step(self, warmup: ExactWarmup) -> None:
+    def _count_warmup_step(self, warmup: GradientWarmup) -> None:
         """The replicas have taken the same step, so they are equal: there is nothing to synchronise."""
         if warmup.averaged_step != self.step:
             raise ThinwireError(

@@ -141,8 +141,8 @@ def _velocities(blocks: Sequence[Block]) -> Tensors:
 
 
 def _noise(session: PeriodicSession) -> Tensors:
-    """Squared norms of gradients that an exact warm-up has measured."""
-    warmup = session.exact_warmup
+    """Squared norms of gradients that the warm-up has measured."""
+    warmup = session.gradient_warmup
     return {} if warmup is None else {"own": warmup.own, "common": warmup.common}
 
 

@@ -7,8 +7,6 @@ import textwrap
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-import torch
-
 from thinwire.averaging.base import Schedule
 from thinwire.core import Layout
 from thinwire.core.config import Configured, text_of
@@ -184,7 +182,11 @@ def _meanings(cls: type[Configured]) -> dict[str, str]:
 def _memory(instance: Configured) -> str:
     """State besides the optimizer's, for a large float32 matrix."""
     if instance.family == "combining":
-        return "the state of the methods it uses"
+        used = [value for value in instance.options().values() if isinstance(value, Exchange)]
+        own = _state_bytes(instance) - sum(map(_state_bytes, used)) if isinstance(instance, Exchange) else 0
+        return (
+            f"{own:.0f} bytes per parameter, and " if own >= 1 else ""
+        ) + "the state of the methods it uses"
     if isinstance(instance, Schedule):
         anchor = "4 bytes per parameter for the last common model"
         velocity = ", 4 for the outer momentum" if instance.outer.momentum else ""
@@ -197,7 +199,8 @@ def _memory(instance: Configured) -> str:
 
 def _state_bytes(exchange: Exchange) -> float:
     layout = Layout.of([("weight", (1024, 1024))])
-    tensors = [value for value in vars(exchange.init(layout)).values() if isinstance(value, torch.Tensor)]
+    state = exchange.init(layout)
+    tensors = (state.coordinates() | state.by_layout()).values()
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / layout.numel
 
 

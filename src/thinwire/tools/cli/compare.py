@@ -120,7 +120,10 @@ def compare(
     steps: Steps = None,
     epochs: Epochs = None,
     target_accuracy: Annotated[
-        float | None, typer.Option(help="Stop a run at this test accuracy, such as 0.95.")
+        float | None, typer.Option(help="Stop a run at this test accuracy, such as 0.95. For images.")
+    ] = None,
+    target_perplexity: Annotated[
+        float | None, typer.Option(help="Stop a run at this test perplexity, such as 5.2. For text.")
     ] = None,
     evaluate_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between two tests. Default: 20 tests per run.")
@@ -157,7 +160,8 @@ def compare(
             hidden=widths(hidden),
             steps=steps,
             epochs=epochs,
-            target=target_accuracy,
+            target_accuracy=target_accuracy,
+            target_perplexity=target_perplexity,
             evaluate_every=evaluate_every,
             batch=batch,
             learning_rate=lr,
@@ -237,7 +241,7 @@ def show_records(records: Records, out: Path) -> None:
     for line in terminal.warnings(records):
         console().print(line, markup=False)
     if setting.target is not None:
-        console().print("steps and time: until the target accuracy was reached", markup=False)
+        console().print(f"steps and time: until the target {setting.measure} was reached", markup=False)
     console().print(f"Report: {out / 'report.html'}; records and CSV are beside it.", markup=False)
 
 

@@ -78,7 +78,7 @@ class Setting(Record, frozen=True, kw_only=True):
     measure: str
     """What the test measures, "accuracy" or "perplexity"; for a script one of its own values, or empty."""
     target: float | None
-    """The test accuracy at which a run stops."""
+    """The test accuracy or perplexity at which a run stops."""
     baseline: bool = True
     """Whether the first method is what the speed-ups of the others are against; without it there are none."""
 
@@ -101,6 +101,13 @@ class Setting(Record, frozen=True, kw_only=True):
         """Whether this value is one from 0 to 1 that is shown in percent."""
         return self.script is None and name == "accuracy"
 
+    def reached(self, test: Evaluation) -> bool:
+        """Whether a test is at the target, if there is one."""
+        if self.target is None:
+            return False
+        found = float(getattr(test, self.measure))
+        return found >= self.target if self.higher_is_better else found <= self.target
+
     def result(self, run: Run) -> float | None:
         """The measure at the end of a run."""
         return getattr(run, self.measure) if self.script is None else run.values.get(self.measure)
@@ -121,7 +128,7 @@ class Step(Record, frozen=True):
 
 
 class Evaluation(Record, frozen=True):
-    """The test of rank 0's replica after a step."""
+    """The test after a step: of the last common model if replicas differ, otherwise of rank 0's."""
 
     method: str
     seed: Count

@@ -39,8 +39,8 @@ NOT_METHODS = (*PYTORCH, AUTO, ALONE)
 """What may be compared and is no method string."""
 
 BUILT_IN = (
-    *("model", "data", "hidden", "epochs", "target", "evaluate_every", "batch"),
-    *("learning_rate", "optimizer", "momentum", "momentum_before", "device"),
+    *("model", "data", "hidden", "epochs", "target_accuracy", "target_perplexity", "evaluate_every"),
+    *("batch", "learning_rate", "optimizer", "momentum", "momentum_before", "device"),
 )
 """Of a `Comparison`: what a script decides itself."""
 
@@ -77,7 +77,8 @@ class Comparison:
         data: a dataset, see `workloads.load`.
         hidden: widths of the hidden layers of `mlp`, or of the layers of `lstm`.
         steps: of training; or `epochs` over the training data.
-        target: stop at this test accuracy, a number between 0 and 1.
+        target_accuracy: stop at this test accuracy, a number between 0 and 1. For images.
+        target_perplexity: stop at this test perplexity. For text.
         evaluate_every: steps between two evaluations.
         momentum: of SGD, in the optimizer: after the exchange.
         momentum_before: instead, each worker's own, applied to its gradients before the exchange.
@@ -96,7 +97,8 @@ class Comparison:
     hidden: tuple[int, ...] = ()
     steps: int | None = None
     epochs: float | None = None
-    target: float | None = None
+    target_accuracy: float | None = None
+    target_perplexity: float | None = None
     evaluate_every: int | None = None
     batch: int | None = None
     learning_rate: float | None = None
@@ -148,10 +150,9 @@ def prepare(asked: Comparison) -> Setting:
         if not 0 < asked.epochs < math.inf:
             raise ConfigError(f"epochs must be above 0, not {asked.epochs:g}")
         steps = max(1, round(asked.epochs * len(data.inputs) / (batch * asked.workers)))
-    if asked.target is not None and not 0 < asked.target < 1:
-        raise ConfigError(f"the target accuracy is a number between 0 and 1, not {asked.target}")
     if asked.learning_rate is not None and not 0 < asked.learning_rate < math.inf:
         raise ConfigError(f"the learning rate must be above 0, not {asked.learning_rate:g}")
+    measure = "accuracy" if data.kind == "images" else "perplexity"
     link = links.parse(asked.link)
     _check_auto(asked, steps)
     optimizer = asked.optimizer or recipe.optimizer
@@ -180,10 +181,24 @@ def prepare(asked: Comparison) -> Setting:
         steps=steps,
         evaluate_every=asked.evaluate_every or max(1, steps // EVALUATIONS),
         seeds=asked.seeds,
-        measure="accuracy" if data.kind == "images" else "perplexity",
-        target=asked.target,
+        measure=measure,
+        target=_target(asked, measure),
         baseline=asked.baseline,
     )
+
+
+def _target(asked: Comparison, measure: str) -> float | None:
+    """The target in the unit of the measure, if there is one."""
+    accuracy, perplexity = asked.target_accuracy, asked.target_perplexity
+    if accuracy is not None and measure != "accuracy":
+        raise ConfigError("text has a target perplexity (--target-perplexity), not an accuracy")
+    if perplexity is not None and measure != "perplexity":
+        raise ConfigError("images have a target accuracy (--target-accuracy), not a perplexity")
+    if accuracy is not None and not 0 < accuracy < 1:
+        raise ConfigError(f"the target accuracy is a number between 0 and 1, not {accuracy:g}")
+    if perplexity is not None and not 1 < perplexity < math.inf:
+        raise ConfigError(f"the target perplexity is a number above 1, not {perplexity:g}")
+    return perplexity if accuracy is None else accuracy
 
 
 def _cores(workers: int) -> float:
@@ -202,7 +217,7 @@ def _prepare_script(asked: Comparison, script: Script) -> Setting:
     """What the script trains, and how, is filled in after its first run."""
     for name, default in vars(Comparison(methods=())).items():
         if name in BUILT_IN and getattr(asked, name) != default:
-            option = "--" + {"learning_rate": "lr", "target": "target-accuracy"}.get(name, name)
+            option = "--lr" if name == "learning_rate" else f"--{name}"
             raise ConfigError(
                 f"{option.replace('_', '-')} is for the built-in tasks: the script decides that"
             )

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,12 @@ from thinwire.sessions.base import BaseSession
 from thinwire.tools import devices
 from thinwire.tools.compare.records import Evaluation, Run, Setting, Step, finite
 from thinwire.tools.lab.inside import counters
-from thinwire.tools.workloads import build, load
+from thinwire.tools.workloads import Dataset, build, load
 from thinwire.tools.workloads.models import evaluate, loss
 
 GO_ON, REACHED, DIVERGED = range(3)
+TEST_ROWS_OF_TEXT = 512
+"""Of a text as long as a book all rows would take longer than the training between two tests."""
 
 
 @dataclass
@@ -67,6 +70,11 @@ class Trainer:
         if now is None or self.interface is None:
             return None
         return now.sent - self.interface[0], now.received - self.interface[1]
+
+    def evaluate(self, data: Dataset) -> tuple[float, float]:
+        """Loss and accuracy on the test data (of text: its first rows); of the last common model."""
+        with nullcontext() if self.session is None else self.session.common_model():
+            return evaluate(self.bare, data, 0 if data.kind == "images" else TEST_ROWS_OF_TEXT)
 
     def close(self) -> None:
         """Leave the private groups, on all ranks."""
@@ -108,7 +116,7 @@ def train(worker: Worker, setting: Setting, method: str, seed: int) -> Run:
             total += _reconcile(trainer)
         if step % setting.evaluate_every == 0 or step == setting.steps:
             if worker.rank == 0:
-                test_loss, accuracy = evaluate(trainer.bare, data)
+                test_loss, accuracy = trainer.evaluate(data)
                 # A larger exponent would not fit in a float, and says no more.
                 perplexity = math.exp(min(test_loss, 690.0)) if math.isfinite(test_loss) else 1e300
                 sent = trainer.bytes()[0]
@@ -154,7 +162,7 @@ def _agree(tests: Sequence[Evaluation], setting: Setting) -> int:
     outcome = torch.zeros(1, dtype=torch.uint8)
     if tests and tests[-1].loss is None:
         outcome[0] = DIVERGED
-    elif tests and setting.target is not None and tests[-1].accuracy >= setting.target:
+    elif tests and setting.reached(tests[-1]):
         outcome[0] = REACHED
     dist.broadcast(outcome, 0)
     return int(outcome)

@@ -1,0 +1,114 @@
+"""Squared gradients of all ranks, averaged after T, k T, k^2 T, ... steps.
+
+    s_0 = (1/W) sum_i mean of g_i^2 in the first T steps
+    s <- s / k + (1 - 1/k) (1/W) sum_i mean of g_i^2 since the last time
+
+Noise that the mean of gradients averages away is in s_0 and in s alike, so s / s_0 tells how the second
+moment of the mean has changed since. Roots are kept, in units of the gradient: they follow a loss scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from thinwire.core import Channel, Layout, State, momentum
+from thinwire.methods.families.wrapped import Wrapping
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """When s is renewed: after `first` steps, and whenever there are `times` as many."""
+
+    first: int
+    times: int
+
+    def is_due(self, step: int) -> bool:
+        """Whether s is renewed after this step, counted from 0."""
+        count, rest = divmod(step + 1, self.first)
+        while not rest and count > 1 and count % self.times == 0:
+            count //= self.times
+        return not rest and count == 1
+
+    def steps(self, step: int) -> int:
+        """How many steps there have been since the renewal before this one."""
+        done = step + 1
+        return done if done == self.first else done - done // self.times
+
+
+@dataclass
+class Noted:
+    """What a step makes of the squares, once it is committed: roots; `first` if `s` is s_0."""
+
+    own: torch.Tensor
+    s: torch.Tensor | None = None
+    first: bool = False
+
+
+@dataclass
+class MeanSquares(State):
+    """Roots: of this rank's sum since the last renewal, of s, and of s_0."""
+
+    own: torch.Tensor = momentum()
+    s: torch.Tensor = momentum()
+    s_0: torch.Tensor = momentum()
+
+    @classmethod
+    def new(cls, layout: Layout, times: int | None) -> MeanSquares | None:
+        """For renewals after `times` as many steps; None if there are none."""
+        if times is None:
+            return None
+        return cls(*(torch.zeros(layout.numel, device=layout.device) for _ in range(3)))
+
+    def scale(self) -> torch.Tensor:
+        """sqrt(s_0 / s); 1 before the second renewal, and where there was no gradient."""
+        return (self.s_0 / self.s).nan_to_num_(1.0, 1.0, 1.0)
+
+    async def noted(self, gradient: torch.Tensor, renewal: Renewal, ch: Channel) -> Noted:
+        """Add this rank's gradient; if it is due, average over all ranks. Nothing is kept yet."""
+        own = torch.hypot(self.own, gradient.to(self.own.dtype))
+        if not renewal.is_due(ch.step):
+            return Noted(own)
+        sent = own.square().div_(renewal.steps(ch.step)).to(torch.bfloat16)
+        await ch.mean(sent, sent)
+        s, first = sent.to(own.dtype), ch.step + 1 == renewal.first
+        if not first:
+            s = torch.lerp(self.s.square(), s, 1 - 1 / renewal.times)
+        return Noted(torch.zeros_like(own), s.sqrt_(), first)
+
+    def keep(self, noted: Noted, m: torch.Tensor) -> None:
+        """The step is committed. If s is new, `m`, which has gradients times `scale` in it, follows."""
+        self.own.copy_(noted.own)
+        if noted.s is None:
+            return
+        before = self.scale()
+        self.s.copy_(noted.s)
+        if noted.first:
+            self.s_0.copy_(noted.s)
+        m.mul_(self.scale().div_(before))
+
+
+@dataclass
+class WithSquares(Wrapping):
+    """A state with mean squares, if the method wants them."""
+
+    squares: MeanSquares | None = field(kw_only=True)
+
+    def tensors(self, kind: str) -> dict[str, torch.Tensor]:
+        return super().tensors(kind) | ({} if self.squares is None else self.squares.tensors(kind))
+
+    async def noted(self, x: torch.Tensor, first: int, times: int | None, ch: Channel) -> Noted | None:
+        """See `MeanSquares.noted`; None without mean squares."""
+        if self.squares is None or times is None:
+            return None
+        return await self.squares.noted(x, Renewal(first, times), ch)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """The gradient times sqrt(s_0 / s), as a float32."""
+        return x.float() if self.squares is None else x.float().mul(self.squares.scale())
+
+    def keep(self, noted: Noted | None, m: torch.Tensor) -> None:
+        """See `MeanSquares.keep`."""
+        if self.squares is not None and noted is not None:
+            self.squares.keep(noted, m)
