@@ -1,13 +1,15 @@
 """Methods that keep the momentum themselves refuse an optimizer that has one."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from thinwire import ConfigError, Session, parse
-from thinwire.methods import Adam
 from thinwire.net.rank_info import RankInfo
+from thinwire.predict import language
+from thinwire.sessions.optimizer_checks import BETTER_WITH_ADAMW
 
 PARAMETERS = [("weight", torch.zeros(40, 50)), ("bias", torch.zeros(50))]
 OWNERS = ("dgc", "demo", "sketched", "heavyball")
@@ -90,8 +92,17 @@ def test_error_feedback_under_an_adaptive_optimizer_is_warned_of(
         message = caplog.records[-1].message
         assert f"{kind.__name__} takes that" in message
         assert "\n" not in message
-        better = message.split("adam(exchange=")[1].split(") with AdamW")[0]
-        assert isinstance(parse(f"adam(exchange={better})"), Adam), "what it names can be used as it stands"
+        better = message.split("worse than dense; ")[1].removesuffix(" with AdamW does better")
+        named = [parse(text) for text in better.split(" or ")]
+        assert named == list(BETTER_WITH_ADAMW), "what it names can be used as it stands"
+
+
+def test_what_the_warning_names_is_close_to_dense_in_our_table() -> None:
+    close = [
+        replace(method, warmup=1) for name in language.close() if hasattr(method := parse(name), "warmup")
+    ]
+    for better in BETTER_WITH_ADAMW:
+        assert replace(better, warmup=1) in close, "apart from the warm-up, which depends on the run"
 
 
 def test_methods_that_send_nothing_late_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
