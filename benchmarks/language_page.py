@@ -51,11 +51,11 @@ def command(
             raise ConfigError(f"{root / PAGE} must have the lines {BEGIN} and {END} once each")
         compute = seconds_of(step_time) if step_time else None
         found = [Merged.of(alike, compute) for alike in _by_setting(studies)]
-    first = found[0]
-    save(root / TABLE, json.dumps(table(first), indent=2) + "\n")
-    save(root / PICTURE, picture(first))
+    drawn = max(found, key=lambda study: len(study.rows))
+    save(root / TABLE, json.dumps(table(found), indent=2) + "\n")
+    save(root / PICTURE, picture(drawn))
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    text = "\n\n".join(section(study, with_picture=study is first) for study in found)
+    text = "\n\n".join(section(study, with_picture=study is drawn) for study in found)
     save(root / PAGE, f"{before}{BEGIN}\n{text}\n{END}{after}")
     console().print(f"wrote {TABLE}, {PICTURE} and the section of {PAGE}", markup=False)
 
@@ -126,12 +126,18 @@ def command_of(study: Study) -> str:
     return " ".join(parts)
 
 
-def table(study: Merged) -> dict[str, Any]:
-    """For `thinwire.predict.language`; the rows by their loss."""
+def table(studies: Sequence[Merged]) -> dict[str, Any]:
+    """For `thinwire.predict.language`: the first study, and methods that only others of its model have."""
+    first = studies[0]
+    rows: dict[str, dict[str, Any]] = {}
+    alike = [study for study in studies if study.parameters == first.parameters]
+    for study in alike:
+        for row in study.rows:
+            rows.setdefault(row.method, asdict(row) | {"steps": study.setting.steps})
     return {
-        "commands": study.commands,
-        "setting": asdict(study.setting) | {"compute": study.compute},
-        "rows": [asdict(row) for row in study.rows],
+        "commands": [command for study in alike for command in study.commands],
+        "setting": asdict(first.setting) | {"compute": first.compute},
+        "rows": list(rows.values()),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -128,6 +129,22 @@ def test_studies_of_one_setting_make_one_table_and_compare_with_the_same_seeds(t
     assert rows["qsgd(bits=4)"]["loss"] == pytest.approx(2.02)
     assert rows["qsgd(bits=4)"]["behind"] == pytest.approx(0.01)
     assert (tmp_path / pages.PAGE).read_text().count("    python -m benchmarks language") == 2
+
+
+def test_longer_runs_of_the_same_model_come_first_in_the_table_of_the_package(tmp_path: Path) -> None:
+    few = {name: own for name, own in runs().items() if name != "qsgd(bits=4)"}
+    longer, shorter = written(tmp_path, few), written(tmp_path, name="shorter.json")
+    study = msgspec.json.decode(longer.read_bytes(), type=Study)
+    study.setting = replace(study.setting, steps=2000)
+    longer.write_bytes(msgspec.json.encode(study))
+    assert call(str(longer), str(shorter), "--root", str(tmp_path)).exit_code == 0
+    rows = {row["method"]: row for row in json.loads((tmp_path / pages.TABLE).read_text())["rows"]}
+    assert {name: row["steps"] for name, row in rows.items()} == dict.fromkeys(few, 2000) | {
+        "qsgd(bits=4)": 1000
+    }
+    page = (tmp_path / pages.PAGE).read_text()
+    assert page.count("language.svg") == 1
+    assert page.index("1,000 steps") < page.index("language.svg"), "that of all methods"
 
 
 def test_what_is_no_study_or_has_no_place_is_one_line(tmp_path: Path) -> None:
