@@ -209,6 +209,21 @@ def test_entries_without_a_gradient_in_the_warm_up_stay_where_they_are() -> None
     assert 0 < moved.max() < 1
 
 
+def test_entries_whose_first_gradient_comes_after_the_warm_up_stay_finite() -> None:
+    """Like the row of a rare symbol: s_0 is 0 there, s is not, and s is renewed more than once."""
+    ranks = Replicas(Adam(EFSign(), warmup=2, refresh=2), weight_decay=0.0)
+    start = ranks.parameters[0]["wide"].detach().clone()
+    for step in range(20):
+        inputs = agreeing(step)
+        for one in inputs:
+            one["wide"][3] *= step > 2
+        mean = ranks.step(inputs)
+        assert mean["wide"].isfinite().all(), step
+    moved = (ranks.parameters[0]["wide"] - start).abs()
+    assert moved[3].max() == 0
+    assert 0 < moved.max() < 1
+
+
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     method = Adam(TopK(ratio=0.1), warmup=4, refresh=2)
     straight, resumed = Replicas(method), Replicas(method)

@@ -46,6 +46,11 @@ class Noted:
     first: bool = False
 
 
+def _ratio(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """1 where it has no finite value: both are 0, or gradients have become too small."""
+    return (before / now).nan_to_num_(1.0, 1.0, 1.0)
+
+
 @dataclass
 class MeanSquares(State):
     """Roots: of this rank's sum since the last renewal, of s, and of s_0."""
@@ -62,8 +67,8 @@ class MeanSquares(State):
         return cls(*(torch.zeros(layout.numel, device=layout.device) for _ in range(3)))
 
     def scale(self) -> torch.Tensor:
-        """sqrt(s_0 / s); 1 before the second renewal, and where there was no gradient."""
-        return (self.s_0 / self.s).nan_to_num_(1.0, 1.0, 1.0)
+        """sqrt(s_0 / s); 1 before the second renewal, and where there has been no gradient."""
+        return _ratio(self.s_0, self.s)
 
     async def noted(self, gradient: torch.Tensor, renewal: Renewal, ch: Channel) -> Noted:
         """Add this rank's gradient; if it is due, average over all ranks. Nothing is kept yet."""
@@ -82,11 +87,11 @@ class MeanSquares(State):
         self.own.copy_(noted.own)
         if noted.s is None:
             return
-        before = self.scale()
-        self.s.copy_(noted.s)
         if noted.first:
             self.s_0.copy_(noted.s)
-        m.mul_(self.scale().div_(before))
+        else:
+            m.mul_(_ratio(self.s, noted.s))
+        self.s.copy_(noted.s)
 
 
 @dataclass
