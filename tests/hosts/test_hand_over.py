@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from tests.averaging.cohort import Cohort, adam
 from tests.hosts.common import flat
-from thinwire.hosts.hand_over import Carried, leave
+from thinwire.hosts.hand_over import Carried, go_on, leave
 from thinwire.net.launch import Worker, run_local
 from thinwire.sessions.periodic import PeriodicSession
 
@@ -113,3 +115,56 @@ def test_a_residual_of_momenta_is_no_gradient() -> None:
     (first, (warning,)), (second, silent) = run_local(momenta, 2, timeout=120)
     assert (first, second, silent) == (0, 0, [])
     assert "ends with it" in warning
+
+
+# -- from one period of a schedule to another ----------------------------------------------------------
+
+FROM = "postlocal(every=4, warmup=55, outer_momentum=0.5)"
+STEPS_BEFORE = 62
+
+
+def at_another_period(method: str) -> tuple[Cohort, Cohort]:
+    """Before the switch, and after it: the same models and optimizers with new sessions."""
+    before = Cohort(FROM, 3, optimizer=adam)
+    before.train(range(STEPS_BEFORE))
+    before.driver.run([session.sync_program() for session in before.sessions])
+    after = copy.copy(before)
+    after.sessions = [
+        PeriodicSession(each, thinwire.parse(method), optimizer, rank_info=session.rank_info, dense_below=64)
+        for each, optimizer, session in zip(before.models, before.optimizers, before.sessions, strict=True)
+    ]
+    for old, new in zip(before.sessions, after.sessions, strict=True):
+        go_on(old, new)
+    return before, after
+
+
+def test_a_schedule_that_goes_on_trains_as_if_it_had_never_stopped() -> None:
+    _, after = at_another_period(FROM)
+    after.train(range(STEPS_BEFORE, STEPS_BEFORE + 10))
+    straight = Cohort(FROM, 3, optimizer=adam)
+    straight.train(range(STEPS_BEFORE))
+    straight.driver.run([session.sync_program() for session in straight.sessions])
+    straight.train(range(STEPS_BEFORE, STEPS_BEFORE + 10))
+    assert all(torch.equal(flat(a), flat(b)) for a, b in zip(after.models, straight.models, strict=True))
+
+
+def test_another_period_takes_over_residuals_momentum_and_warm_up() -> None:
+    before, after = at_another_period("postlocal(every=2, warmup=55, outer_momentum=0.5, fragments=2)")
+    for old, new in zip(before.sessions, after.sessions, strict=True):
+        assert new.step == old.step == STEPS_BEFORE
+        residuals = old.residuals()
+        assert sum(float(each.norm()) for each in residuals.values()) > 0
+        assert residuals.keys() == new.residuals().keys()
+        assert all(torch.equal(each, new.residuals()[name]) for name, each in residuals.items())
+        assert new.gradient_warmup is not None
+        assert old.gradient_warmup is not None
+        assert new.gradient_warmup.ratios(3) == old.gradient_warmup.ratios(3) != [3**0.5] * 4
+        momenta = [torch.cat([block.velocity for block in each.blocks]) for each in (old, new)]
+        assert float(momenta[0].norm()) > 0
+        assert torch.equal(*momenta)
+        assert new.gradient_program() is None, "the warm-up is over"
+    counts = [session.sync_rounds for session in after.sessions]
+    after.train(range(STEPS_BEFORE, STEPS_BEFORE + 4))
+    assert [session.sync_rounds - count for session, count in zip(after.sessions, counts, strict=True)] == [
+        4
+    ] * 3

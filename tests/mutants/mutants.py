@@ -353,7 +353,7 @@ MUTANTS = (
     ),
     Mutant(
         "a method far behind dense with AdamW is recommended",
-        "predict/recommend.py",
+        "predict/evidence.py",
         "nats is not None and nats > language.CLOSE_ENOUGH",
         "False",
         ("tests/predict/test_plan.py", "-k", "our_own_measurement"),

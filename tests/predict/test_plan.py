@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from thinwire import ConfigError, PayloadError, parse, predict
 from thinwire.hosts.auto import CANDIDATES, candidates_for
 from thinwire.net.costs import Link
-from thinwire.predict import language
+from thinwire.predict import evidence, language
 from thinwire.predict import recommend as planning
 from thinwire.tools.cli import app
 
@@ -229,7 +229,7 @@ def test_the_layouts_of_very_many_workers_are_candidates() -> None:
 def test_the_shapes_that_are_assumed_are_said() -> None:
     result = call("--parameters", "100k", "-m", "fp16")
     assert result.exit_code == 0, result.output
-    assert "Assumed layers: 1 of 316 x 316, 1 of 144. --shapes says yours." in result.output
+    assert "Assumed layers: 1 of 256 x 256, 1 of 186 x 185, 1 of 54. --shapes says yours." in result.output
     assert "Assumed" not in call("--shapes", "40x30", "-m", "fp16").output
 
 
@@ -392,12 +392,12 @@ def test_a_late_method_must_recover_half_of_what_the_others_bring(
     assert why(0.01, None) == "not compared with a worker alone in our table"
     assert why(None, None) == "not in our table"
     # Digits with SGD say nothing about an adaptive optimizer, nor the other way round.
-    monkeypatch.setattr(planning, "proven", lambda: {"dense": 0.0, method: 0.0})
+    monkeypatch.setattr(evidence, "proven", lambda: {"dense": 0.0, method: 0.0})
     assert why(None, None) == "not in our table"
     assert planning.kept_back(method) == "not compared with a worker alone in our table"
-    monkeypatch.setattr(planning, "recovered_on_digits", lambda: {method: 0.7})
+    monkeypatch.setattr(evidence, "recovered_on_digits", lambda: {method: 0.7})
     assert planning.kept_back(method) is None
-    monkeypatch.setattr(planning, "recovered_on_digits", lambda: {method: 0.3})
+    monkeypatch.setattr(evidence, "recovered_on_digits", lambda: {method: 0.3})
     assert planning.kept_back(method) is not None
 
 

@@ -21,6 +21,7 @@ from thinwire.net.meter import INSIDE
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import player, timeline
 from thinwire.predict.mirror import Job, Mirror, Round
+from thinwire.predict.sync_rounds import play_cycle
 from thinwire.sessions.periodic import PeriodicSession
 
 SHAPES = {"first": (60, 50), "bias": (60,), "second": (40, 60), "head": (10, 40)}
@@ -320,9 +321,8 @@ def test_a_delayed_method_takes_as_long_as_the_longer_of_computing_and_exchange(
 def cycles(delay: int, compute: float = 1.0, fragments: int = 1, wire: int = 6) -> float:
     cycle = timeline.Cycle(8, fragments, delay)
     sites = timeline.Sites(FREE)
-    return timeline.cycle_seconds(
-        cycle, job((1.0, wire)), 0.5, 0.5, timeline.Compute.of(compute), sites, math.inf
-    )
+    syncs = [timeline.Sync(job((1.0, wire)), 0.5, 0.5)] * fragments
+    return timeline.cycle_seconds(cycle, syncs, timeline.Compute.of(compute), sites, math.inf)
 
 
 def test_a_sync_round_is_waited_for_unless_it_overlaps() -> None:
@@ -332,6 +332,20 @@ def test_a_sync_round_is_waited_for_unless_it_overlaps() -> None:
     assert cycles(4) == pytest.approx((8 + 1 + 3) / 8), "4 steps hide 4 of 7 seconds"
     assert cycles(7, wire=20) == pytest.approx((8 + 1 + 14) / 8)
     assert cycles(0, fragments=2) == pytest.approx((8 + 2 * 8) / 8)
+
+
+def test_every_fragment_is_hidden_behind_the_next_step_as_far_as_it_fits() -> None:
+    cycle, sites = timeline.Cycle(4, 4, 1), timeline.Sites(FREE)
+    step = timeline.Compute.of(10.0)
+
+    def of(*wires: int) -> float:
+        syncs = [timeline.Sync(job((1.0, wire)), 0.25, 0.25) for wire in wires]
+        return timeline.cycle_seconds(cycle, syncs, step, sites, math.inf)
+
+    # The training loop begins and applies each; its lane works and sends beside the next step.
+    assert of(6, 6, 6, 6) == pytest.approx(10 + 0.5)
+    assert of(6, 6, 6, 30) > of(6, 6, 6, 6), "the largest fragment is waited for"
+    assert of(6, 6, 6, 30) == pytest.approx((4 * 10.5 + 21) / 4, rel=0.01)
 
 
 SCHEDULES = ["localsgd(every=4)", "pqasgd(every=4, bits=4)", "periodic(every=4, exchange=topk(ratio=0.05))"]
@@ -349,6 +363,37 @@ def test_a_sync_round_has_the_operations_and_bytes_of_a_real_one(method: str) ->
     total = driver.meters[0].total
     assert played.rounds * 4 == pytest.approx(total.operations)
     assert played.payload_bytes * 4 == pytest.approx(total.payload_bytes + total.overhead_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("more", ["", ", overlap=0", ", overlap=3"])
+def test_the_fragments_of_a_cycle_have_the_operations_and_bytes_of_real_ones(more: str) -> None:
+    size, method = 3, f"postlocal(every=4, warmup=0, fragments={len(SHAPES)}{more})"
+    played = predict.periodic_profile(method, SHAPES, size, repeats=1)
+    driver = Lockstep(size)
+    sessions = [periodic_session(method, RankInfo(rank, size)) for rank in range(size)]
+    for _ in range(4):
+        programs = [each.advance() for each in sessions]
+        if programs[0] is not None:
+            driver.run(programs)
+    total = driver.meters[0].total
+    assert len(played.syncs) == len(SHAPES)
+    assert played.rounds * 4 == pytest.approx(total.operations)
+    assert played.payload_bytes * 4 == pytest.approx(total.payload_bytes + total.overhead_bytes, rel=0.02)
+    assert all(sync.work > 0 for sync in played.syncs)
+
+
+def test_the_fragments_of_a_model_that_is_played_in_part_have_their_own_sizes() -> None:
+    shapes = {**{f"small{n}": (600, 600) for n in range(4)}, "large": (1400, 1400)}
+    whole, part = (
+        play_cycle(parse("localsgd(every=5, fragments=5)"), shapes, 2, dense_below=1024, repeats=0, most=most)
+        for most in (10**7, 1)
+    )
+    for all_of, some in zip(whole.syncs, part.syncs, strict=True):
+        assert sum(r.sent for r in some.job.rounds) == pytest.approx(
+            sum(r.sent for r in all_of.job.rounds), rel=0.01
+        )
+    sent = [sum(each.sent for each in sync.job.rounds) for sync in whole.syncs]
+    assert sent[-1] > 5 * sent[0]
 
 
 def periodic_session(method: str, rank_info: RankInfo) -> PeriodicSession:

@@ -120,7 +120,7 @@ def cut(
     velocity: bool,
 ) -> list[Fragment]:
     """`count` fragments of about equal size, in the order of the parameters."""
-    lists = _by_tensors(parameters, count) if whole_tensors else _by_coordinates(parameters, count)
+    lists = pieces_of(parameters, count, whole_tensors=whole_tensors)
     fragments: list[Fragment] = []
     for pieces in lists:
         alike: dict[tuple[torch.device, torch.dtype], list[Piece]] = {}
@@ -129,6 +129,13 @@ def cut(
             alike.setdefault(kind, []).append(piece)
         fragments.append(Fragment(tuple(Block(same, anchor_device, velocity) for same in alike.values())))
     return fragments
+
+
+def pieces_of(
+    parameters: Mapping[str, torch.Tensor], count: int, *, whole_tensors: bool
+) -> list[list[Piece]]:
+    """What each of `count` fragments consists of."""
+    return _by_tensors(parameters, count) if whole_tensors else _by_coordinates(parameters, count)
 
 
 def _by_tensors(parameters: Mapping[str, torch.Tensor], count: int) -> list[list[Piece]]:

@@ -92,6 +92,13 @@ class GradientWarmup:
         parts = [part for b, flat in zip(self._blocks, flats, strict=True) for part in b.layout.parts(flat)]
         return torch.stack([part.double().square().sum() for part in parts])
 
+    def go_on(self, before: GradientWarmup) -> None:
+        """Take over what another warm-up of the same parameters has measured, perhaps in another order."""
+        places = {piece.key: place for place, piece in enumerate(before._pieces)}
+        order = [places[piece.key] for piece in self._pieces]
+        self.own.copy_(before.own[order])
+        self.common.copy_(before.common[order])
+
     def ratios(self, size: int) -> list[float]:
         """r of every piece; 1 where no gradient was measured."""
         if self._steps < ENOUGH:

@@ -21,7 +21,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.agreed import from_rank_0, slowest
 from thinwire.hosts.ddp import attach_gradients
-from thinwire.hosts.hand_over import Carried, leave
+from thinwire.hosts.hand_over import Carried, go_on, leave
 from thinwire.hosts.loop_clock import LoopClock
 from thinwire.hosts.model import attach_schedule
 from thinwire.hosts.watch import Watch
@@ -30,7 +30,9 @@ from thinwire.methods.registry import parse
 from thinwire.net.costs import Link
 from thinwire.net.link import Links
 from thinwire.predict import probe as probing
+from thinwire.predict.families import Family, families, more_often, same_family
 from thinwire.predict.timeline import NOTHING, Compute
+from thinwire.predict.warmup import warm_up_of
 from thinwire.sessions import frozen_adam
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
@@ -108,15 +110,18 @@ class AutoSession(BaseSession):
     2. A probe of the link.
     3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`), with an adaptive optimizer also
        with what our table of a transformer recommends, and broadcasts its choice. Periodic averaging is
-       among them unless `replicas` is "equal" or there is no optimizer.
+       among them unless `replicas` is "equal" or there is no optimizer, with the shortest period that hides
+       the wire behind computing (`predict.families`).
     4. All ranks switch to that method before the next training forward pass. Rank 0 logs the choice and why.
     5. From then on every rank times its steps, and every `CHECK_EVERY` steps the ranks compare. If the
        slowest is more than `BOUND` from what was predicted, `PATIENCE` times in a row, they measure the link
-       again, and switch if another method should be at least a tenth faster. Otherwise what they measured
-       is expected from then on.
+       again, and switch if another method should be at least a tenth faster, or if the same schedule can
+       synchronise more often. Otherwise what they measured is expected from then on. Steps of a warm-up do
+       not count.
 
     A switch leaves all replicas equal. What the method before has not sent goes into the next gradient of its
     rank; a schedule synchronises first, applies its residual and averages the optimizer's state, exactly.
+    From one period of a schedule to another it only synchronises; residuals and the count of steps go on.
 
     `method` is the present choice. A checkpoint contains it, and a resumed run begins with it.
 
@@ -135,6 +140,7 @@ class AutoSession(BaseSession):
         self._compute = Compute(0.0, 0.0)
         self._outside = self._usual = 0.0  # seconds: of the loop besides a step, and of a step with it
         self._off = 0  # checks one by one that found an unexpected step
+        self._warm_until = 0  # the method at work saves bytes after so many steps
         self._carried: tuple[Carried, int] | None = None
         self.reasons: tuple[str, ...] = ()
         self.link: Link | None = None
@@ -163,7 +169,10 @@ class AutoSession(BaseSession):
         if not self.decided and self.engine.steps_here >= STEPS:
             self._decide()
         elif self.decided and since >= self._check_after:
-            self._check()
+            if self._steps - since < self._warm_until:
+                self._clock.restart(self._steps, self._cycle)
+            else:
+                self._check()
 
     def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
         self._clock.stepped()
@@ -277,12 +286,18 @@ class AutoSession(BaseSession):
                 # On processors compression and computing share the cores that computing was timed on.
                 cores=1.0 if self._device.type == "cpu" else math.inf,
                 overheads=self._overheads,
+                periodic=families_for(
+                    self._options.optimizer,
+                    equal=self._options.equal,
+                    scaled=self._options.scaler is not None,
+                ),
             )
             best, reasons = made.row(made.recommended), list(made.reasons)
             current = next((row for row in made.rows if row.method == now), None)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
-        if current is not None and WORTH_A_SWITCH * best.step_seconds > current.step_seconds:
+        slow = current is None or WORTH_A_SWITCH * best.step_seconds <= current.step_seconds
+        if current is not None and not slow and not more_often(best.method, current.method):
             best, reasons = current, [f"no method is {WORTH_A_SWITCH:g} times faster"]
         if self._options.replicas == "any" and self._options.optimizer is None:
             reasons.append("periodic averaging was left out: it needs attach(optimizer=...)")
@@ -294,6 +309,8 @@ class AutoSession(BaseSession):
         self._switch(parse(cast(str, said["method"])))
         self._usual = float(said["seconds"]) + self._outside
         self._off = 0
+        first = 0 if isinstance(self.session, PeriodicSession) else self._steps
+        self._warm_until = first + warm_up_of(self.method).steps
         self._clock.restart(self._steps, self._cycle)
 
     def _switch(self, method: Configured, *, loses: bool = False) -> None:
@@ -309,6 +326,8 @@ class AutoSession(BaseSession):
         before.detach()
         self.session = self._options.attach(self._model, method)
         self.session.meter.load(before.meter.save())
+        if not loses and same_family(method, before.method):
+            go_on(cast(PeriodicSession, before), cast(PeriodicSession, self.session))
         if self._throttle is not None:
             links, seed = self._throttle
             self.session.throttle(links, seed=seed)
@@ -430,8 +449,8 @@ def candidates_for(
 ) -> list[str]:
     """`CANDIDATES`, and with an adaptive optimizer what our table of a transformer recommends.
 
-    `adam` needs an AdamW whose steps it can take; periodic averaging makes replicas differ, and schedules
-    that average gradients in their warm-up take no GradScaler.
+    `adam` needs an AdamW whose steps it can take; periodic averaging makes replicas differ, and a schedule
+    that averages gradients in its warm-up takes no GradScaler.
     """
     from thinwire.predict.recommend import measured_methods
 
@@ -442,9 +461,18 @@ def candidates_for(
             with suppress(ConfigError):  # not AdamW, or one whose steps it cannot take
                 frozen_adam.check(method, cast(torch.optim.Optimizer, optimizer))
                 found.append(text)
-        elif not isinstance(method, Schedule) or not (equal or (scaled and method.gradient_warmup)):
+        elif not isinstance(method, Schedule) or not (equal or (scaled and warm_up_of(method).steps)):
             found.append(text)
     return list(dict.fromkeys(found))
+
+
+def families_for(
+    optimizer: torch.optim.Optimizer | None, *, equal: bool = False, scaled: bool = False
+) -> list[Family]:
+    """Schedules whose period is chosen by the link, under the conditions of `candidates_for`."""
+    if equal or kind_of(optimizer) != "adaptive":
+        return []
+    return [each for each in families() if not (scaled and warm_up_of(each.schedule).steps)]
 
 
 def attach_auto(

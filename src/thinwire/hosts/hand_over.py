@@ -14,6 +14,8 @@ from thinwire import log
 from thinwire.core.config import Configured
 from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.core.state import SavedState
+from thinwire.predict.families import same_family
 from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.replicas import Replicas
@@ -29,7 +31,12 @@ def leave(
 
     These are the residuals of gradients, and with a delay the means that no optimizer has seen yet, flat, by
     parameter. Call it on every rank, between two steps.
+
+    A schedule that another period follows only synchronises: `go_on` carries over the rest.
     """
+    if isinstance(session, PeriodicSession) and same_family(session.method, following):
+        session.sync()
+        return {}
     if isinstance(session, PeriodicSession):
         _flush(session, optimizer)
         return {}
@@ -46,6 +53,36 @@ def leave(
         return {}
     scale = 1.0 if scaler is None else float(scaler.get_scale())
     return {name: residual * (scale / session.engine.scale) for name, residual in residuals.items()}
+
+
+@torch.no_grad()
+def go_on(before: PeriodicSession, after: PeriodicSession) -> None:
+    """Continue a schedule that has synchronised with another period or other fragments.
+
+    Steps are counted on, so a warm-up is not repeated, and what it measured stays. Residuals and the outer
+    momentum stay as well, and the optimizer's state is each rank's own as before.
+    """
+    for counter in ("step", "start", "cycle", "synced"):
+        setattr(after.clock, counter, getattr(before.clock, counter))
+    after.sync_rounds, after.aborted = before.sync_rounds, before.aborted
+    residuals = before.engine.states.save().residuals
+    after.engine.states.load(SavedState(residuals, {}))
+    for fragment in after.fragments:
+        after.engine.make_states(fragment.layouts)
+    momenta = _outer_momenta(before)
+    for name, momentum in _outer_momenta(after).items():
+        momentum.copy_(momenta[name])
+    if before.gradient_warmup is not None and after.gradient_warmup is not None:
+        after.gradient_warmup.go_on(before.gradient_warmup)
+
+
+def _outer_momenta(session: PeriodicSession) -> dict[str, torch.Tensor]:
+    return {
+        name: part
+        for block in session.blocks
+        if block.velocity is not None
+        for name, part in zip(block.layout.names, block.layout.parts(block.velocity), strict=True)
+    }
 
 
 def _of_momenta(method: Configured) -> bool:

@@ -22,7 +22,7 @@ from thinwire.predict.buckets import Shapes
 from thinwire.predict.mirror import Job, Round
 from thinwire.predict.player import Host, Play, Player
 from thinwire.predict.stragglers import slowest
-from thinwire.predict.sync_rounds import play_sync_round
+from thinwire.predict.sync_rounds import play_cycle
 from thinwire.predict.timeline import (
     NOTHING,
     Compute,
@@ -30,6 +30,7 @@ from thinwire.predict.timeline import (
     Driver,
     Overheads,
     Sites,
+    Sync,
     cycle_seconds,
     step_seconds,
     transfer_seconds,
@@ -86,6 +87,10 @@ class ProfileBase(ABC):
     @abstractmethod
     def quieter(self) -> ProfileBase:
         """The same with as little to send as the method ever has."""
+
+    def computing_seconds(self, compute: Compute | float, *, deviation: float = 0.0) -> float:
+        """A step without any communication; with a deviation of step times all wait for the slowest."""
+        return _parts(compute).seconds * slowest(self.workers, deviation, self.steps_between_waits).usual
 
     def _outside(self) -> list[tuple[Round, float]]:
         return [(each, often) for each, often in self.often() if not each.inside]
@@ -279,47 +284,36 @@ class PeriodicProfile(ProfileBase):
 
     Attributes:
         cycle: when sync rounds begin, and when their results are applied.
-        job: one sync round.
-        before: seconds to begin it.
-        after: seconds to apply a result that comes later.
+        syncs: the sync round of each fragment.
         spread: as for `Profile`.
     """
 
     cycle: Cycle
-    job: Job
-    before: float
-    after: float
+    syncs: tuple[Sync, ...]
     data_dependent: bool = False
     spread: float = 1.0
 
-    @property
-    def _per_step(self) -> float:
-        return self.cycle.fragments / self.cycle.period
-
     def often(self) -> list[tuple[Round, float]]:
-        return [(each, self._per_step) for each in self.job.rounds]
+        return [(each, 1 / self.cycle.period) for sync in self.syncs for each in sync.job.rounds]
 
     @property
     def compression_seconds(self) -> float:
         """A rank's own work per step, on average."""
-        return self._per_step * (self.before + self.job.work + self.after)
+        return sum(sync.work for sync in self.syncs) / self.cycle.period
 
     @property
     def steps_between_waits(self) -> int:
         return max(1, self.cycle.period // self.cycle.fragments)
 
     def seconds_at(self, sites: Sites, compute: Compute, cores: float) -> float:
-        return cycle_seconds(self.cycle, self.job, self.before, self.after, compute, sites, cores)
+        return cycle_seconds(self.cycle, self.syncs, compute, sites, cores)
 
     def slower(self) -> PeriodicProfile:
         return self.scaled(self.spread)
 
     def scaled(self, factor: float) -> PeriodicProfile:
         """The same operations with all work `factor` times as long."""
-        job, before, after = self.job.scaled(factor), factor * self.before, factor * self.after
-        return PeriodicProfile(
-            self.method, self.workers, self.cycle, job, before, after, self.data_dependent, self.spread
-        )
+        return replace(self, syncs=tuple(sync.scaled(factor) for sync in self.syncs))
 
     def quieter(self) -> PeriodicProfile:
         return self
@@ -374,7 +368,7 @@ def profile(
 def periodic_profile(
     method: str, shapes: Shapes, workers: int, *, dense_below: int = 1024, repeats: int = 3
 ) -> PeriodicProfile:
-    """The same for a method that averages parameters: one sync round."""
+    """The same for a method that averages parameters: the sync rounds of a cycle."""
     schedule = parse(method)
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"{schedule.name} averages gradients: profile() is for it")
@@ -382,7 +376,7 @@ def periodic_profile(
         raise ConfigError(f"a group has one worker or more, not {workers}")
 
     def played(count: int, times: int, most: int | None = None, grow_work: bool = True) -> PeriodicProfile:
-        found = play_sync_round(
+        found = play_cycle(
             schedule,
             shapes,
             count,
@@ -392,24 +386,31 @@ def periodic_profile(
             grow_work=grow_work,
         )
         cycle = Cycle(schedule.period, schedule.fragment_count, schedule.delay)
-        job, before, after, dependent, spread = found
-        return PeriodicProfile(str(schedule), count, cycle, job, before, after, dependent, spread)
+        return PeriodicProfile(str(schedule), count, cycle, *found)
 
     with _without_notices():
         local = _local(schedule.inner)
         if workers <= local * MEASURED_WORKERS[-1]:
             return played(workers, repeats)
         few, more = (played(local * count, min(repeats, 2), MEASURED_ENTRIES) for count in MEASURED_WORKERS)
-        far = None
-        # First the ranks compare where they are: a gather, however many they are.
-        if not many.only_gathers(*(replace(each.job, rounds=each.job.rounds[1:]) for each in (few, more))):
+        far: list[PeriodicProfile] = []
+        if not all(map(_only_gathers, few.syncs, more.syncs)):
             counts = _played_for(workers, local)
-            far = [(count, played(count, 0, PLAYED_ENTRIES, grow_work=False).job) for count in counts]
-        measured = [(each.workers, each.job) for each in (few, more)]
-        job = many.job_for(workers, measured, far, local)
-        return PeriodicProfile(
-            few.method, workers, few.cycle, job, more.before, more.after, few.data_dependent, more.spread
+            far = [played(count, 0, PLAYED_ENTRIES, grow_work=False) for count in counts]
+
+        def at(found: Sequence[PeriodicProfile], turn: int) -> list[tuple[int, Job]]:
+            return [(each.workers, each.syncs[turn].job) for each in found]
+
+        syncs = tuple(
+            replace(sync, job=many.job_for(workers, at((few, more), turn), at(far, turn) or None, local))
+            for turn, sync in enumerate(more.syncs)
         )
+        return replace(more, workers=workers, syncs=syncs)
+
+
+def _only_gathers(few: Sync, more: Sync) -> bool:
+    """First the ranks compare where they are, which is a gather however many they are."""
+    return many.only_gathers(*(replace(each.job, rounds=each.job.rounds[1:]) for each in (few, more)))
 
 
 def any_profile(

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from importlib.resources import files
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from thinwire import predict
 from thinwire.averaging.base import Schedule
-from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.methods.adam import Adam
-from thinwire.methods.hierarchical import Hierarchical
-from thinwire.methods.registry import list_methods, list_schedules, parse, parse_exchange
+from thinwire.methods.dense import Dense
+from thinwire.methods.registry import list_methods, list_schedules, parse
 from thinwire.net.costs import Link
-from thinwire.predict import language
+from thinwire.predict import families, language
 from thinwire.predict.buckets import Shapes
+from thinwire.predict.evidence import Replicas, between, in_words, kept_back, loss_behind, proven
 from thinwire.predict.timeline import USUAL
-from thinwire.sessions.optimizer_checks import OptimizerKind, has_residual
+from thinwire.predict.warmup import warm_up_of
+from thinwire.sessions.optimizer_checks import OptimizerKind
 
-# A method is recommended if it came this close to dense in our own table, in points of accuracy.
-CLOSE_ENOUGH = 0.01
-# And if it is at least this much faster: less is not worth an approximation.
+# A method is recommended if it is at least this much faster: less is not worth an approximation.
 WORTH_IT = 1.1
 # Of the methods within this factor of the fastest, the most accurate one is taken.
 ABOUT_AS_FAST = 1.15
-LAYER = (1024, 1024)
+# Methods are compared by a run of so many steps, the warm-up included.
+RUN_STEPS = 10_000
+# Of a model of which only the size is known: the sides of a layer, and how many layers it should have.
+LONGEST_SIDE, SHORTEST_SIDE = 1024, 256
+LEAST_LAYERS = 16
 # From so many workers on, layouts of two levels are predicted as well.
 MANY_WORKERS = 256
 # Between the groups of such a layout.
@@ -44,7 +44,8 @@ class Row:
     """The prediction for one method; seconds and bytes are per step and worker.
 
     `kept_back` says why it is not recommended whatever its speed; None if it may be. The step should take
-    from `low` to `high` seconds.
+    from `low` to `high` seconds, and `computing_seconds` without communication. The first `warmup_steps` take
+    `warmup_seconds` altogether. `derived`: `every` and `fragments` were chosen for this link.
     """
 
     method: str
@@ -58,6 +59,16 @@ class Row:
     rounds: float
     compression_seconds: float
     kept_back: str | None
+    computing_seconds: float = 0.0
+    warmup_steps: int = 0
+    warmup_seconds: float = 0.0
+    derived: bool = False
+
+    @property
+    def in_a_run(self) -> float:
+        """Seconds per step of a run of `RUN_STEPS`, its warm-up included."""
+        left = max(0, RUN_STEPS - self.warmup_steps)
+        return (self.warmup_seconds + left * self.step_seconds) / (self.warmup_steps + left)
 
 
 @dataclass(frozen=True)
@@ -96,10 +107,6 @@ class Plan:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-Replicas = Literal["any", "equal"]
-"""Whether replicas may differ between sync rounds."""
 
 
 def candidates(
@@ -174,6 +181,7 @@ def make_plan(
     overheads: predict.Overheads = USUAL,
     inside: Link | None = None,
     deviation: float = 0.0,
+    periodic: Sequence[families.Family] = (),
 ) -> Plan:
     """Predict every method (or those chosen, and dense) and recommend one.
 
@@ -194,19 +202,25 @@ def make_plan(
         overheads: what operations cost besides the link; `probe.calibrate` measures it.
         inside: the link inside a group of `hierarchical`; None: operations inside take no time.
         deviation: the standard deviation of a worker's step time, as a share of its mean.
+        periodic: families of periodic averaging, of each of which the setting for this link is added. There
+            must be computing to hide the wire behind.
     """
     if workers < 2:
         raise ConfigError(f"a plan needs two workers or more, not {workers}: one worker sends nothing")
     if "auto" in chosen:
         raise ConfigError("a plan compares methods: auto chooses by a plan itself, leave it out")
     asked = [str(parse(text)) for text in chosen] or candidates(optimizer, replicas=replicas, workers=workers)
+    total = float(compute if isinstance(compute, int | float) else compute.seconds)
+    profile_of = partial(
+        predict.profile_of, shapes=shapes, workers=workers, host=host, bucket_bytes=bucket_bytes
+    )
     found: dict[str, predict.Profile | predict.PeriodicProfile] = {}
     failed: dict[str, str] = {}
     for method in dict.fromkeys(["dense", *asked]):
         if progress is not None:
             progress(method)
         try:
-            found[method] = predict.profile_of(method, shapes, workers, host=host, bucket_bytes=bucket_bytes)
+            found[method] = profile_of(method)
         except Exception as error:  # whatever it is: it must not cost the others their rows
             failed[method] = f"{type(error).__name__}: {error}"
             if method == "dense" and isinstance(error, ConfigError):
@@ -216,14 +230,36 @@ def make_plan(
                     f"no prediction for dense, and so for no method: {failed[method]}"
                 ) from error
     sites = predict.Sites(link, overheads, inside, workers)
-    ranges = {
-        method: own.interval(sites, compute, cores=cores, deviation=deviation)
-        for method, own in found.items()
-    }
-    dense, dense_seconds = found["dense"], ranges["dense"].seconds
+
+    def interval(own: predict.Profile | predict.PeriodicProfile) -> predict.Interval:
+        return own.interval(sites, compute, cores=cores, deviation=deviation)
+
+    def shows(method: str) -> float:
+        """What part of computing alone a step takes longer."""
+        own = profile_of(method)
+        return interval(own).seconds / own.computing_seconds(compute, deviation=deviation) - 1
+
+    derived: list[str] = []
+    for family in periodic if total else ():
+        if progress is not None:
+            progress(f"{family.schedule.name} for this link")
+        try:
+            setting = families.for_the_link(family, len(shapes), shows)
+        except Exception as error:
+            failed[f"{family.schedule.name} for this link"] = f"{type(error).__name__}: {error}"
+            continue
+        if setting is not None:
+            found[setting] = profile_of(setting)
+            derived.append(setting)
+
+    def warm_up_seconds(method: str) -> float:
+        steps, exchange = warm_up_of(parse(method))
+        return steps * interval(profile_of(str(exchange))).seconds if steps else 0.0
+
+    dense, dense_seconds = found["dense"], interval(found["dense"]).seconds
     rows: list[Row] = []
     for method, own in found.items():
-        low, seconds, high = ranges[method]
+        low, seconds, high = interval(own)
         rows.append(
             Row(
                 method,
@@ -239,11 +275,14 @@ def make_plan(
                 own.rounds,
                 own.compression_seconds,
                 kept_back(method, own, optimizer=optimizer, replicas=replicas),
+                own.computing_seconds(compute, deviation=deviation),
+                warm_up_of(parse(method)).steps,
+                warm_up_seconds(method),
+                method in derived,
             )
         )
     rows.sort(key=lambda row: row.step_seconds)
     recommended, reasons = recommend(rows, optimizer)
-    total = compute if isinstance(compute, int | float) else compute.seconds
     entries = sum(math.prod(shape) for shape in shapes.values())
     return Plan(
         tuple(rows),
@@ -252,7 +291,7 @@ def make_plan(
         entries,
         workers,
         link,
-        float(total),
+        total,
         failed,
         _finite(cores),
         deviation,
@@ -260,113 +299,21 @@ def make_plan(
     )
 
 
-# -- what may be recommended -------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def proven() -> dict[str, float]:
-    """Accuracy minus that of dense, by method: our table (`python -m benchmarks digits --steps 500`)."""
-    record = json.loads(files("thinwire.predict").joinpath("digits.json").read_text())
-    results: Sequence[Mapping[str, Any]] = record["results"]
-    return {str(row["method"]): float(row["accuracy"] - results[0]["accuracy"]) for row in results}
-
-
-@lru_cache(maxsize=1)
-def recovered_on_digits() -> dict[str, float]:
-    """The part of the gap between a worker alone and dense in that table; empty without a worker alone."""
-    record = json.loads(files("thinwire.predict").joinpath("digits.json").read_text())
-    results: Sequence[Mapping[str, Any]] = record["results"]
-    found = {str(row["method"]): float(row["accuracy"]) for row in results}
-    gap = found["dense"] - found.get("alone", found["dense"])
-    return {} if gap <= 0 else {method: 1 - (found["dense"] - each) / gap for method, each in found.items()}
-
-
-def kept_back(
-    method: str,
-    own: predict.Profile | predict.PeriodicProfile | None = None,
-    *,
-    optimizer: OptimizerKind = "plain SGD",
-    replicas: Replicas = "any",
-) -> str | None:
-    """Why a method is not recommended, however fast it is."""
-    parsed = parse(method)
-    if isinstance(parsed, Schedule):
-        return _schedule_kept_back(parsed, optimizer, replicas)
-    exchange = parse_exchange(parsed)
-    if isinstance(exchange, Hierarchical):  # the mean of a group, to half precision or exactly, then `outer`
-        return kept_back(str(exchange.outer), own, optimizer=optimizer, replicas=replicas)
-    traits = exchange.traits
-    if traits.delayed:
-        return _late_kept_back(exchange, optimizer)
-    behind = proven().get(str(exchange))
-    # A measurement with AdamW says more than a rule, and than digits with SGD.
-    nats = language.behind().get(str(exchange)) if optimizer == "adaptive" else None
-    reasons = {
-        "replicas drift": not traits.consensus or exchange.reconcile_every is not None,
-        "keeps the momentum itself": traits.optimizer == "no momentum",
-        "needs AdamW": traits.optimizer == "Adam" and optimizer != "adaptive",
-        "its rule is for plain SGD": traits.optimizer == "plain SGD" and optimizer != "plain SGD",
-        "behind dense with AdamW in our table": nats is not None and nats > language.CLOSE_ENOUGH,
-        "what it sends late disturbs an adaptive optimizer": optimizer == "adaptive"
-        and nats is None
-        and traits.optimizer != "Adam"
-        and has_residual(exchange),
-        "unproven in this form": exchange.warning is not None,
-        "bytes vary with the gradients": own is not None and own.data_dependent,
-        "not in our table": behind is None and nats is None,
-        "behind dense in our table": nats is None and behind is not None and behind < -CLOSE_ENOUGH,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _schedule_kept_back(schedule: Schedule, optimizer: OptimizerKind, replicas: Replicas) -> str | None:
-    if replicas == "equal":
-        return "replicas differ between sync rounds"
-    return _late_kept_back(schedule, optimizer)
-
-
-def _late_kept_back(method: Configured, optimizer: OptimizerKind) -> str | None:
-    """A method that averages parameters, or later, must have been measured itself with this optimizer.
-
-    Its period or delay decides how it trains. It must also recover a good part of what the other workers
-    bring: a worker that trains alone is late, too.
-    """
-    text, adaptive = str(method), optimizer == "adaptive"
-    nats, behind = language.behind().get(text), proven().get(text)
-    table = language.recovered() if adaptive else recovered_on_digits()
-    known = nats if adaptive else behind
-    part = table.get(text)
-    reasons = {
-        "not in our table": known is None,
-        "behind dense with AdamW in our table": adaptive
-        and nats is not None
-        and nats > language.CLOSE_ENOUGH,
-        "behind dense in our table": not adaptive and behind is not None and behind < -CLOSE_ENOUGH,
-        "not compared with a worker alone in our table": part is None,
-        "recovers less than half of the gap between a worker alone and dense": part is not None
-        and part < language.LEAST_RECOVERED,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+# -- the recommendation ------------------------------------------------------------------------------------
 
 
 def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tuple[str, list[str]]:
     """The fastest method that has proven itself, or dense if it is hardly slower.
 
-    For an adaptive optimizer methods that were measured with AdamW come first.
+    For an adaptive optimizer methods that were measured with AdamW come first. Of a family of periodic
+    averaging only the setting for this link counts, if there is one.
     """
     dense = next(row for row in rows if row.method == "dense")
-    able = [row for row in rows if row.kept_back is None]
-    nats: Mapping[str, float] = language.behind() if optimizer == "adaptive" else {}
-    measured = [row for row in able if row.method in nats]
-    if any(row.speed_up >= WORTH_IT for row in measured):
-        able = measured
-
-    def quality(row: Row) -> float:
-        return -nats[row.method] if row.method in nats else proven()[_between(row.method)]
-
-    fastest = min(able, key=lambda row: row.step_seconds)
-    close = [row for row in able if row.step_seconds <= ABOUT_AS_FAST * fastest.step_seconds]
-    best = max(close, key=lambda row: (row.method in nats, quality(row), -row.step_seconds))
+    able = [row for row in rows if row.kept_back is None and not _replaced(row, rows)]
+    if optimizer == "adaptive":
+        measured = [row for row in able if loss_behind(row.method) is not None]
+        able = measured if any(row.speed_up >= WORTH_IT for row in measured) else able
+    best = _best(able, optimizer, lambda row: row.in_a_run)
     if best.method == "dense" or best.speed_up < WORTH_IT:
         second = min((row for row in able if row is not dense), key=lambda r: r.step_seconds, default=None)
         reasons = ["on this link dense is best"]
@@ -377,20 +324,15 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
                 f"a gain of less than {100 * (WORTH_IT - 1):.0f} % is not worth an approximation"
             )
         return "dense", reasons
-    differs = (
-        f"in our table of a transformer with AdamW its loss differs from dense's by {nats[best.method]:+.3f}"
-        if best.method in nats
-        else "in our table its accuracy differs from dense's by "
-        f"{100 * proven()[_between(best.method)]:+.1f} points"
-    )
     equal = "all replicas stay equal" if is_exchange(best.method) else "replicas differ between sync rounds"
     reasons = [
         f"a step takes {duration(best.step_seconds)} ({duration(best.low)} to {duration(best.high)}) instead "
         f"of {duration(dense.step_seconds)}: {best.speed_up:.1f} times faster",
+        *_wire(best),
         f"it sends {100 * best.sent_bytes / max(1, dense.sent_bytes):.3g} % of dense's bytes "
         f"in {best.rounds:.3g} {'operation' if best.rounds == 1 else 'operations'}",
-        f"{equal}; {differs}",
-        *_warm_up(best.method, dense.step_seconds),
+        f"{equal}; {in_words(best.method, optimizer)}",
+        *_warm_up(best, _best(able, optimizer, lambda row: row.step_seconds)),
     ]
     if best.break_even.bandwidth is not None:
         reasons.append(f"it is faster than dense on links below {rate(best.break_even.bandwidth)}")
@@ -402,27 +344,55 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
     return best.method, reasons
 
 
-def _warm_up(method: str, dense_step: float) -> list[str]:
-    """What a method's exact steps cost before it begins to save."""
-    parsed = parse(method)
-    steps = parsed.warmup if isinstance(parsed, Adam) else 0
-    if isinstance(parsed, Schedule) and parsed.gradient_warmup and parsed.warmup_exchange is None:
-        steps = parsed.warmup
-    if not steps:
+def _best(able: Sequence[Row], optimizer: OptimizerKind, seconds: Callable[[Row], float]) -> Row:
+    """Of those that are about as fast as the fastest, the most accurate one."""
+
+    def quality(row: Row) -> tuple[bool, float]:
+        nats = loss_behind(row.method) if optimizer == "adaptive" else None
+        return (nats is not None, proven()[between(row.method)] if nats is None else -nats)
+
+    limit = ABOUT_AS_FAST * min(map(seconds, able))
+    return max((row for row in able if seconds(row) <= limit), key=lambda row: (*quality(row), -seconds(row)))
+
+
+def _replaced(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether another setting of the same family was chosen for this link."""
+    others = (parse(other.method) for other in rows if other.derived)
+    return not row.derived and any(families.same_family(parse(row.method), other) for other in others)
+
+
+def _wire(best: Row) -> list[str]:
+    """How much of the wire is left to see, for a setting that was chosen to hide it."""
+    if not best.derived:
         return []
-    return [f"its first {steps} steps are like dense's and take {duration(steps * dense_step)}"]
+    shows = best.step_seconds / best.computing_seconds - 1
+    longer = f"a step takes {100 * shows:.2g} % longer than computing alone"
+    if shows <= families.HIDDEN:
+        return [f"the wire is hidden with the shortest period that allows it: {longer}"]
+    return [f"the wire shows: {longer}, and no other period that our table supports hides more of it"]
 
 
-def _between(method: str) -> str:
-    """The method between groups, of one with two levels; otherwise itself."""
-    parsed = parse(method)
-    return str(parsed.outer) if isinstance(parsed, Hierarchical) else method
+def _warm_up(best: Row, otherwise: Row) -> list[str]:
+    """What exact steps cost before a method begins to save: the best one, or the best but for its warm-up."""
+    said: list[str] = []
+    if best.warmup_steps:
+        exchange = warm_up_of(parse(best.method)).exchange
+        like = "are like dense's" if isinstance(exchange, Dense) else f"average gradients with {exchange}"
+        said.append(f"its first {best.warmup_steps} steps {like} and take {duration(best.warmup_seconds)}")
+    if otherwise.method != best.method and otherwise.warmup_seconds > best.warmup_seconds:
+        said.append(
+            f"{otherwise.method} comes later because of its warm-up: its first "
+            f"{otherwise.warmup_steps} steps would take {duration(otherwise.warmup_seconds)} on this link"
+        )
+    return said
 
 
 # -- words and numbers -------------------------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
+    if seconds >= 1000:
+        return f"{seconds / 60:.3g} min" if seconds < 36_000 else f"{seconds / 3600:.3g} h"
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
@@ -467,11 +437,17 @@ def described(shapes: Shapes) -> str:
 
 
 def layers_of(parameters: int) -> dict[str, tuple[int, ...]]:
-    """Square layers of a thousand by a thousand, for a model of which only the size is known."""
+    """Square layers, for a model of which only the size is known: a thousand by a thousand, or smaller ones.
+
+    A model has several layers, which can be synchronised one after the other.
+    """
     if parameters < 1:
         raise ConfigError(f"a model has one parameter or more, not {parameters}")
-    whole, left = divmod(parameters, math.prod(LAYER))
-    shapes: dict[str, tuple[int, ...]] = {f"layer {number}": LAYER for number in range(whole)}
+    side = LONGEST_SIDE
+    while side > SHORTEST_SIDE and parameters < LEAST_LAYERS * side**2:
+        side //= 2
+    whole, left = divmod(parameters, side**2)
+    shapes: dict[str, tuple[int, ...]] = {f"layer {number}": (side, side) for number in range(whole)}
     if left:
         columns = max(1, math.isqrt(left))
         shapes["last layer"] = (left // columns, columns)

@@ -1,4 +1,4 @@
-"""Plays one worker's sync round of a periodic method, with made-up changes of the parameters."""
+"""Plays one worker's sync rounds of a periodic method, with made-up changes of the parameters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from thinwire.averaging.base import Schedule
+from thinwire.averaging.fragments import pieces_of
 from thinwire.core.channel import Program
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.net.rank_info import RankInfo
@@ -21,13 +22,13 @@ from thinwire.predict.buckets import Shapes
 from thinwire.predict.mirror import (
     Blocks,
     ElsewhereError,
-    Job,
     Mirror,
     Recorded,
     UnknownBlockError,
     grown,
 )
 from thinwire.predict.player import LARGEST_MODEL, SAMPLE, noise, one_thread_if_busy
+from thinwire.predict.timeline import Sync
 from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.preparation import prepare_for
 
@@ -37,16 +38,14 @@ LARGE_GROUP = 1024
 
 
 class Played(NamedTuple):
-    """A sync round: its job, the work before it and after it, and how far the work varied."""
+    """The sync rounds of a cycle, one for each fragment, and how far their work varied."""
 
-    job: Job
-    before: float
-    after: float
+    syncs: tuple[Sync, ...]
     data_dependent: bool
     spread: float
 
 
-def play_sync_round(
+def play_cycle(
     schedule: Schedule,
     shapes: Shapes,
     workers: int,
@@ -56,10 +55,11 @@ def play_sync_round(
     most: int | None = None,
     grow_work: bool = True,
 ) -> Played:
-    """Play sync rounds of one fragment among so many workers; the shortest counts.
+    """Play cycles among so many workers; the shortest sync round of each fragment counts.
 
-    Without repeats one is played. Of a large model the first layers are played, and all is scaled by the
-    number of entries: those with `most` entries. Without `grow_work` the work is that of these layers.
+    Without repeats one cycle is played. Of a large model the first layers are played, those with `most`
+    entries, and every sync round is scaled by the number of entries of its fragment. Without `grow_work` the
+    work is that of these layers.
     """
     entries = sum(math.prod(shape) for shape in shapes.values())
     if entries > LARGEST_MODEL:
@@ -69,16 +69,32 @@ def play_sync_round(
         )
     fragments = schedule.fragment_count
     layers = _first_layers(shapes, most or SAMPLE, fragments)
-    sampled = sum(math.prod(shape) for shape in layers)
-    schedule = replace(schedule, warmup=0)
+    factors = _growth(schedule, layers, list(shapes.values()))
     with one_thread_if_busy():
-        turns, operations, dependent = _as_leader(schedule, layers, workers, dense_below, repeats)
-    best = min(turns, key=lambda turn: turn.work)
-    factor = entries / max(1, sampled)
-    totals = [turn.work for turn in turns]
+        cycles, operations, dependent = _as_leader(
+            replace(schedule, warmup=0), layers, workers, dense_below, repeats
+        )
+    best = [min(turns, key=lambda sync: sync.work) for turns in zip(*cycles, strict=True)]
+    totals = [sum(sync.work for sync in cycle) for cycle in cycles]
     spread = statistics.median(totals) / min(totals) if min(totals) > 0 else 1.0
-    job = grown(best.job, operations, factor, work=grow_work)
-    return Played(job, factor * best.before, factor * best.after, dependent, spread)
+    syncs = tuple(
+        Sync(grown(sync.job, seen, factor, work=grow_work), factor * sync.before, factor * sync.after)
+        for sync, seen, factor in zip(best, operations, factors, strict=False)
+    )
+    return Played(syncs * (fragments // len(syncs)), dependent, spread)
+
+
+def _growth(
+    schedule: Schedule, layers: Sequence[tuple[int, ...]], shapes: Sequence[tuple[int, ...]]
+) -> list[float]:
+    """How many times as many entries each fragment of the model has as that of these layers."""
+
+    def sizes(of: Sequence[tuple[int, ...]]) -> list[int]:
+        tensors = {str(number): torch.empty(shape, device="meta") for number, shape in enumerate(of)}
+        lists = pieces_of(tensors, schedule.fragment_count, whole_tensors=schedule.whole_tensors)
+        return [sum(piece.stop - piece.start for piece in pieces) for pieces in lists]
+
+    return [all_of / max(1, some) for all_of, some in zip(sizes(shapes), sizes(layers), strict=True)]
 
 
 def _first_layers(shapes: Shapes, most: int, least: int) -> list[tuple[int, ...]]:
@@ -90,16 +106,6 @@ def _first_layers(shapes: Shapes, most: int, least: int) -> list[tuple[int, ...]
         found.append(tuple(shape))
         most -= math.prod(shape)
     return found
-
-
-class _Turn(NamedTuple):
-    job: Job
-    before: float
-    after: float
-
-    @property
-    def work(self) -> float:
-        return self.before + self.job.work + self.after
 
 
 class _Model(nn.Module):
@@ -129,23 +135,40 @@ class _Worker:
             self.model, schedule, optimizer, rank_info=rank_info, dense_below=dense_below
         )
         prepare_for(self.session.engine.exchanges, loud=False)
+        # Fragments of equally many coordinates are alike: one is played.
+        self.count = schedule.fragment_count if schedule.whole_tensors else 1
+        self._next: tuple[Program, float] | None = None
+        self.model.move(0)
 
-    def turn(self, mirror: Mirror, number: int) -> _Turn:
-        """Steps until the next sync round, that one, and those until its result has been applied."""
-        self.model.move(number)
-        program, before = self._advance()
+    def cycle(self, mirror: Mirror, number: int) -> list[Sync]:
+        """All fragments once, or one of them if they are alike."""
+        return [self.turn(mirror, number * self.count + turn) for turn in range(self.count)]
+
+    def turn(self, mirror: Mirror, number: int) -> Sync:
+        """Steps until the next sync round, that one, and those until its result has been applied.
+
+        If the next one begins in the step that applies this result, the time of both counts for the next.
+        """
+        program, before = self._next or self._advance()
         while program is None:
             program, before = self._advance()
+        self._next = None
         job = mirror.run(program, number)
+        if (number + 1) % self.count == 0:  # before the next cycle begins
+            self.model.move(number + 1)
         after = 0.0
-        while self.session.under_way:
+        while self.session.under_way and self._next is None:
             program, seconds = self._advance()
-            if program is not None:  # the next fragment's turn: it is not played
-                program.close()
-                self.session.under_way.clear()
-                break
-            after = max(after, seconds)
-        return _Turn(job, before, after)
+            if program is None:
+                after = max(after, seconds)
+            else:
+                self._next = program, seconds
+        return Sync(job, before, after)
+
+    def close(self) -> None:
+        """The sync round that has begun last is not played."""
+        if self._next is not None:
+            self._next[0].close()
 
     def _advance(self) -> tuple[Program | None, float]:
         began = time.perf_counter()
@@ -155,30 +178,39 @@ class _Worker:
 
 def _as_leader(
     schedule: Schedule, layers: Sequence[tuple[int, ...]], workers: int, dense_below: int, repeats: int
-) -> tuple[list[_Turn], list[Recorded], bool]:
-    """Play rank 0, or the one whose broadcast the others wait for; see `Player`."""
+) -> tuple[list[list[Sync]], list[list[Recorded]], bool]:
+    """Play cycles of rank 0, or of the one whose broadcast the others wait for; see `Player`.
+
+    Returns the cycles, and the operations of the last one.
+    """
     rank, sent = 0, Blocks()
     for _ in range(4):
         worker = _Worker(schedule, layers, RankInfo(rank, workers), dense_below)
         mirror = Mirror(RankInfo(rank, workers), sent)
         try:
             began = time.perf_counter()
-            turns = [worker.turn(mirror, 0)]
-            # Among thousands of workers one turn takes long, and states and workspaces hardly any of it.
+            cycles = [worker.cycle(mirror, 0)]
+            # Among thousands of workers one cycle takes long, and states and workspaces hardly any of it.
             least = 1 if workers > LARGE_GROUP else 2
-            while len(turns) <= repeats and (len(turns) < least or time.perf_counter() - began < LONG_ENOUGH):
-                turns.append(worker.turn(mirror, len(turns)))
+            while len(cycles) <= repeats and (
+                len(cycles) < least or time.perf_counter() - began < LONG_ENOUGH
+            ):
+                cycles.append(worker.cycle(mirror, len(cycles)))
         except ElsewhereError as elsewhere:
             rank = elsewhere.src
         except UnknownBlockError as unknown:
             other = _Worker(schedule, layers, RankInfo(unknown.src, workers), dense_below)
             with contextlib.suppress(ElsewhereError, UnknownBlockError):
-                other.turn(Mirror(RankInfo(unknown.src, workers), sent), 0)
+                other.cycle(Mirror(RankInfo(unknown.src, workers), sent), 0)
+            other.close()
         except PayloadError:
             if rank:
                 raise
             rank, sent = workers - 1, Blocks()
         else:
             dependent = worker.session.payload_bytes() is None
-            return turns[1:] or turns, mirror.operations[len(turns) - 1], dependent
+            last = range((len(cycles) - 1) * worker.count, len(cycles) * worker.count)
+            return cycles[1:] or cycles, [mirror.operations[number] for number in last], dependent
+        finally:
+            worker.close()
     raise AssertionError(f"{schedule}: every rank waits for what another one sends")

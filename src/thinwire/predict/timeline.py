@@ -139,21 +139,40 @@ class Cycle:
     delay: int
 
 
-def cycle_seconds(
-    cycle: Cycle, job: Job, before: float, after: float, compute: Compute, sites: Sites, cores: float
-) -> float:
+@dataclass(frozen=True)
+class Sync:
+    """The sync round of one fragment.
+
+    Attributes:
+        job: what it exchanges; in a thread of its own if its result is applied later.
+        before: seconds of work to begin it.
+        after: seconds of work to apply its result later.
+    """
+
+    job: Job
+    before: float
+    after: float
+
+    @property
+    def work(self) -> float:
+        return self.before + self.job.work + self.after
+
+    def scaled(self, factor: float) -> Sync:
+        """The same operations with all work `factor` times as long."""
+        return Sync(self.job.scaled(factor), factor * self.before, factor * self.after)
+
+
+def cycle_seconds(cycle: Cycle, syncs: Sequence[Sync], compute: Compute, sites: Sites, cores: float) -> float:
     """Seconds per step of periodic averaging, once the first cycle is over.
 
     Args:
         cycle: when sync rounds begin and end.
-        job: one sync round; in a thread of its own if its result is applied later.
-        before: seconds of work to begin one.
-        after: seconds of work to apply a result.
+        syncs: one for each fragment, in the order of a cycle.
         compute: one step.
         sites: the links.
         cores: as for `step_seconds`.
     """
-    return _Cycles(cycle, job, before, after, compute, sites).run_cycles(cores)
+    return _Cycles(cycle, syncs, compute, sites).run_cycles(cores)
 
 
 class _Threads:
@@ -309,12 +328,9 @@ class _Delayed(_Threads):
 
 
 class _Cycles(_Threads):
-    def __init__(
-        self, cycle: Cycle, job: Job, before: float, after: float, compute: Compute, sites: Sites
-    ) -> None:
+    def __init__(self, cycle: Cycle, syncs: Sequence[Sync], compute: Compute, sites: Sites) -> None:
         super().__init__(sites)
-        self.cycle, self.job = cycle, job
-        self.before, self.after = before, after
+        self.cycle, self.syncs = cycle, syncs
         self.compute = compute
         self.begun = self.ended = 0
         self.marks: list[float] = []
@@ -343,27 +359,31 @@ class _Cycles(_Threads):
                 yield _Segment("cpu", (step - at) * self.compute.seconds)
                 at = step
             if kind == 1:
-                yield _Segment("cpu", self.before)
+                yield _Segment("cpu", self._sync(number).before)
                 self.begun += 1
                 if not self.cycle.delay:
-                    yield from self._rounds()
+                    yield from self._rounds(number)
             elif kind == 3:
                 self.marks.append(self.clock)
             else:
                 yield lambda number=number: self.ended > number
-                yield _Segment("cpu", self.after)
+                yield _Segment("cpu", self._sync(number).after)
 
     def _lane(self) -> _Thread:
         for number in range(self.all_begun):
             yield lambda number=number: self.begun > number
-            yield from self._rounds()
+            yield from self._rounds(number)
 
-    def _rounds(self) -> _Thread:
-        for each in self.job.rounds:
+    def _rounds(self, number: int) -> _Thread:
+        job = self._sync(number).job
+        for each in job.rounds:
             yield _Segment("cpu", each.work)
             yield from self.operation(each)
-        yield _Segment("cpu", self.job.closing + self.job.finish)
+        yield _Segment("cpu", job.closing + job.finish)
         self.ended += 1
+
+    def _sync(self, number: int) -> Sync:
+        return self.syncs[number % len(self.syncs)]
 
 
 def transfer_seconds(each: Round, link: Link) -> float:

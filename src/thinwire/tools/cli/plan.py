@@ -92,6 +92,7 @@ def plan(
     """
     with errors():
         from thinwire.predict import recommend as planning
+        from thinwire.predict.families import families
         from thinwire.predict.timeline import USUAL
         from thinwire.tools.compare.settings import split
 
@@ -116,10 +117,11 @@ def plan(
             measured, overheads = _given("--link", link), USUAL
         grouped = _given("--inside", inside) if inside else measured
         many = workers >= planning.MANY_WORKERS
-        asked = [part for text in methods or () for part in split(text)] or planning.candidates(
-            trained.optimizer, replicas=replicas, workers=workers
-        )
-        with progress(len(asked) + 1) as advance:
+        asked = [part for text in methods or () for part in split(text)]
+        adapts = not asked and replicas == "any" and trained.optimizer == "adaptive"
+        periodic = families() if adapts else []
+        asked = asked or planning.candidates(trained.optimizer, replicas=replicas, workers=workers)
+        with progress(len(asked) + len(periodic) + 1) as advance:
             made = planning.make_plan(
                 trained.shapes,
                 workers,
@@ -134,6 +136,7 @@ def plan(
                 overheads=overheads,
                 inside=grouped if inside or many else None,
                 deviation=deviation,
+                periodic=periodic,
             )
     if as_json:
         print_json(made.to_json())
