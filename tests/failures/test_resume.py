@@ -64,7 +64,7 @@ def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_eight_steps_are_four_and_four_under_ddp() -> None:
-    assert_same_everywhere(run_local(under_ddp, 2, timeout=150))
+    assert_same_everywhere(run_local(under_ddp, 2, timeout=400))
 
 
 def with_average(worker: Worker) -> dict[str, torch.Tensor]:
@@ -92,7 +92,7 @@ def with_average(worker: Worker) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_eight_steps_are_four_and_four_with_average() -> None:
-    assert_same_everywhere(run_local(with_average, 2, timeout=150))
+    assert_same_everywhere(run_local(with_average, 2, timeout=400))
 
 
 def completed(session: thinwire.Session, given: dict[str, torch.Tensor]) -> None:

@@ -45,7 +45,7 @@ def decisions(worker: Worker) -> dict[str, Any]:
 
 
 def test_a_group_measures_its_link_and_all_ranks_know_the_same() -> None:
-    rows = run_local(decisions, 3, timeout=120)
+    rows = run_local(decisions, 3, timeout=400)
     for row in rows:
         assert torch.equal(row["model"], rows[0]["model"])
         assert [row[key] for key in ("attached", "throttled", "link")] == [
@@ -85,7 +85,7 @@ def merging(worker: Worker) -> dict[str, Any]:
 
 
 def test_buckets_are_exchanged_together_where_messages_cost_most() -> None:
-    for row in run_local(merging, 2, timeout=120):
+    for row in run_local(merging, 2, timeout=400):
         assert row["buckets"] == 4
         assert row["metrics"]["merged_buckets"] == 1.0
         assert row["metrics"]["rounds"] < 14 * row["operations"]
@@ -101,13 +101,13 @@ def mixed(worker: Worker) -> str:
 
 
 def test_a_link_is_given_on_all_ranks_or_on_none() -> None:
-    for text in run_local(mixed, 2, timeout=60):
+    for text in run_local(mixed, 2, timeout=400):
         assert "link: rank 0: measured; rank 1: Link(" in text
 
 
 @pytest.mark.parametrize("delay", [0, 1, "auto"])
 def test_delays_and_votes(delay: int | str) -> None:
-    rows = run_local(delayed, 3, delay, timeout=120)
+    rows = run_local(delayed, 3, delay, timeout=400)
     for row in rows:
         assert torch.equal(row[0], rows[0][0])
         assert row[1] == rows[0][1]

@@ -38,7 +38,7 @@ def run(store: Path, hook: str) -> tuple[int, str]:
             [*words, "0", hook], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as first,
     ):
-        output, _ = first.communicate(timeout=60)
+        output, _ = first.communicate(timeout=400)
     return first.returncode, output
 
 

@@ -148,7 +148,7 @@ def test_importing_loads_neither_numba_nor_a_cpu_kernel():
         "    k.topk(torch.ones(3), 1)\n"
         "assert 'numba' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 
 
 def test_prepare_reports_every_family():
@@ -180,7 +180,7 @@ def test_after_prepare_nothing_is_compiled_or_loaded():
         "assert not late, late\n"
     )
     here = __file__.rsplit("/", 1)[0]
-    subprocess.run([sys.executable, "-c", code, here], check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code, here], check=True, timeout=400)
 
 
 def test_every_kernel_of_the_reference_has_a_compiled_version_with_the_same_parameters():
