@@ -1,7 +1,7 @@
 #!/bin/sh
 # sh tests/twice.sh PART PYTEST OPTIONS...
-# Tests that fail beside others run a second time: alone, one after the other. Those that fail again have failed.
-# Anything but failed tests (a collection error, an interruption, no tests at all) fails at once.
+# Tests that fail beside others run a second time: alone, one after the other. Who fails then has failed.
+# Exit codes of pytest: 1 is failed tests, all others (an interruption, an error, no tests) end this at once.
 part=$1
 shift
 cache=.pytest_cache/$part

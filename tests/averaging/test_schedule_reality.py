@@ -104,14 +104,16 @@ def test_a_rank_that_stops_early_without_a_word_does_not_hang_the_other(failures
 
 
 def test_steps_that_a_scaler_skips_count_on_every_rank() -> None:
-    (first, steps, taken), (second, other_steps, other_taken) = run_local(workers.scaled, 2, True, timeout=400)
+    (first, steps, taken), (second, other_steps, other_taken) = run_local(
+        workers.scaled, 2, True, timeout=400
+    )
     assert torch.equal(first, second)
     assert (steps, other_steps) == (8, 8)
     assert (taken, other_taken) == (8, 6)
 
 
 def test_ranks_that_were_set_up_differently_hear_of_it() -> None:
-    for texts in run_local(workers.disagreeing, 2, timeout=400, group_timeout=20):
+    for texts in run_local(workers.disagreeing, 2, timeout=400, group_timeout=60):
         assert "LocalSGD(every=4" in texts["every"]
         assert "LocalSGD(every=5" in texts["every"]
         assert "method: rank 0: qsgd(bits=4); rank 1: qsgd(bits=8)" in texts["exchange"]

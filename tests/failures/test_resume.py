@@ -137,7 +137,7 @@ def out_of_step(worker: Worker) -> dict[str, str]:
 
 
 def test_ranks_that_are_out_of_step_raise_on_both_sides() -> None:
-    first, second = run_local(out_of_step, 2, group_timeout=20)
+    first, second = run_local(out_of_step, 2, group_timeout=60)
     assert len(first) > 10, f"hardly a method counts its steps: {list(first)}"
     for method, text in first.items():
         assert "at different steps (rank 0: step 3; rank 1: step 0)" in text, f"{method}: {text}"

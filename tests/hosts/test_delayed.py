@@ -159,7 +159,7 @@ def beside(worker: Worker) -> tuple[bool, int]:
     """On a link that takes seconds, a backward pass ends while the exchange is under way."""
     model = wrap(mlp())
     session = thinwire.attach(model, "topk(ratio=0.2)", delay=1)
-    session.throttle("1gbit,latency=2s")
+    session.throttle("1gbit,latency=5s")
     square_loss(model, worker.rank, 0).backward()
     under_way = session.behind.under_way
     session.wait()

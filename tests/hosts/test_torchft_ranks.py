@@ -94,7 +94,7 @@ def learn(worker: Worker, lighthouse: str, method: str, inside: str, gates: list
     together = [gate.with_name(f"group{p}") / "ready-0" for p, each in enumerate(gates) if each == str(gate)]
     while not all(path.exists() for path in together):
         time.sleep(0.02)
-    timeout = timedelta(seconds=20)
+    timeout = timedelta(seconds=60)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=timeout),
         load_state_dict=load,

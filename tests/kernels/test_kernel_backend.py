@@ -200,6 +200,12 @@ def test_every_kernel_of_the_reference_has_a_compiled_version_with_the_same_para
 
 
 def test_a_kernel_runs_without_the_interpreter_lock():
+    """With the lock no attempt would succeed; on a busy machine one of some does."""
+    assert any(_ticks_beside_a_kernel() for _ in range(5))
+
+
+def _ticks_beside_a_kernel() -> bool:
+    """Whether this thread ran while another one was in the middle of a kernel."""
     x, table = vector("normal", 8_000_000, 0), torch.zeros(7, 20_000)
     times = []
 
@@ -219,7 +225,7 @@ def test_a_kernel_runs_without_the_interpreter_lock():
         thread.join()
     begin, end = times
     quarter = (end - begin) / 4
-    assert any(begin + quarter < tick < end - quarter for tick in ticks)
+    return any(begin + quarter < tick < end - quarter for tick in ticks)
 
 
 def test_families_are_the_modules_without_underscore_and_can_be_warmed_one_by_one():

@@ -50,6 +50,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: 
 
 
 def decide(worker: Worker, link: str) -> dict[str, object]:
+    probing.LONG_ENOUGH = 0.6  # a busy machine delays a message, hardly the time of many
     model, optimizer, session = start(link)
     train(model, optimizer, worker.rank, auto.STEPS)
     before = str(session.method)
@@ -284,7 +285,7 @@ class Slowly(nn.Module):
     """Computes for a while, on no core: so what a busy machine does to a step hardly counts."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.1)
+        time.sleep(0.4)
         return x
 
 
