@@ -132,7 +132,7 @@ def at_once(*functions: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
         assert not thread.is_alive(), "a group hangs"
     return results
 
@@ -328,7 +328,7 @@ def test_a_group_that_does_not_fit_leaves_and_the_others_go_on(lighthouse: str) 
         thread.start()
         while not outcome:
             at_once(*(group.step for group in groups))
-        thread.join(10)
+        thread.join(100)
         assert isinstance(outcome[0], thinwire.StateError)
         assert "topk(ratio=0.1)" in str(outcome[0])
         while not all(at_once(*(group.step for group in groups))):
@@ -355,7 +355,7 @@ def test_a_group_without_its_peers_model_is_found(lighthouse: str) -> None:
         thread.start()
         while not outcome:
             at_once(*(group.step for group in groups))
-        thread.join(10)
+        thread.join(100)
         assert isinstance(outcome[0], thinwire.DisagreementError)
         assert "model" in str(outcome[0])
         while not all(at_once(*(group.step for group in groups))):

@@ -130,10 +130,10 @@ def test_a_forked_child_gets_a_pool_of_its_own():
     child = context.Process(target=_child, args=(theirs, x, expected))
     child.start()
     try:
-        assert ours.poll(60), "the child hangs"
+        assert ours.poll(200), "the child hangs"
         assert ours.recv() is True
     finally:
-        child.join(10)
+        child.join(60)
         if child.is_alive():
             child.kill()
 
