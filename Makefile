@@ -39,14 +39,16 @@ quick: setup
 WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/server/test_processes.py tests/chaos
 BY_THE_CLOCK := tests/predict/test_probe.py tests/net/test_links.py \
 	$(filter-out tests/lab/test_torchrun.py,$(wildcard tests/lab/test_*.py))
+# Tests that failed in a part run once more, alone, and must pass then.
+TWICE := sh tests/twice.sh
 
 test: style
 	$(MAKE) --no-print-directory -j2 side-by-side types
-	$(BIN)/pytest -n 3 --dist loadfile $(WAITING)
-	$(BIN)/pytest $(BY_THE_CLOCK)
+	$(TWICE) waiting $(BIN)/pytest -n 3 --dist loadfile $(WAITING)
+	$(TWICE) by-the-clock $(BIN)/pytest $(BY_THE_CLOCK)
 
 side-by-side: setup
-	$(BIN)/pytest -n 4 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
+	$(TWICE) side-by-side $(BIN)/pytest -n 4 --dist worksteal $(patsubst %,--ignore=%,$(WAITING) $(BY_THE_CLOCK))
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 1800

@@ -1,6 +1,8 @@
 """Settings for all tests."""
 
+import itertools
 import os
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.net import launch
+from thinwire.predict import mirror, player, sync_rounds
 
 # One thread: the tests run beside worker processes, and oversubscribed cores make small kernels crawl.
 torch.set_num_threads(1)
@@ -21,7 +24,16 @@ os.environ.setdefault("LOCAL_WORLD_SIZE", "2")
 os.environ.setdefault("THINWIRE_LINK", "1gbit")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_kernels() -> None:
-    """Once, before tests with timeouts begin: not in the workers, against the clock of a process group."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    """Once, before the clock of the first test and before workers start: on a new clone it takes minutes."""
     kernels.prepare()
+
+
+@pytest.fixture
+def counted_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that predictions measure takes 10 us between two looks at the clock, on a busy machine as well."""
+    looks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 1e-5 * next(looks))
+    for module in (mirror, player, sync_rounds):
+        monkeypatch.setattr(module, "time", clock)

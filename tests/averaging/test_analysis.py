@@ -206,7 +206,7 @@ def attached(worker: Worker) -> list[list[tuple[str, str]]]:
 
 
 def test_attach_says_it_once_on_rank_0() -> None:
-    first, second = run_local(attached, 2, timeout=120)
+    first, second = run_local(attached, 2, timeout=400)
     assert not any(second)
     for (method, steps, level, words), lines in zip(SAID, first, strict=True):
         if not level:

@@ -11,13 +11,13 @@ from tests.averaging.cohort import CONFIGURATIONS
 from thinwire.net.launch import Outcome, run_local, start_local
 from thinwire.net.roll_call import GRACE_SECONDS
 
-SLACK = 6.0
+SLACK = 12.0
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_processes_agree_with_lock_step_and_with_each_other(size: int) -> None:
     chosen = list(CONFIGURATIONS) if size == 2 else list(workers.ON_DDP)
-    ranks = run_local(workers.reality, size, chosen, timeout=120)
+    ranks = run_local(workers.reality, size, chosen, timeout=400)
     for method in chosen:
         for rank, results in enumerate(ranks):
             found = results[method]
@@ -34,22 +34,22 @@ def test_processes_agree_with_lock_step_and_with_each_other(size: int) -> None:
 
 @pytest.mark.parametrize("method", ["pqasgd(every=4, fragments=2, overlap=1)", "diloco(every=3)"])
 def test_a_resumed_run_goes_on_bit_for_bit(method: str) -> None:
-    for straight, resumed in run_local(workers.resumed, 2, method, timeout=60):
+    for straight, resumed in run_local(workers.resumed, 2, method, timeout=400):
         assert torch.equal(straight, resumed)
 
 
 def test_a_slow_worker_delays_the_others_at_the_meeting_only() -> None:
-    nap = 1.0
-    other, slow = run_local(workers.slow_worker, 2, nap, timeout=60)
+    nap = 4.0  # long beside what a busy machine takes for the steps
+    other, slow = run_local(workers.slow_worker, 2, nap, timeout=400)
     assert slow[9] >= nap
     assert sum(other[8:15]) < 0.5 * nap, "it should not have waited before the sync_round"
-    assert 0.5 * nap < other[15] < nap + 1.0, "the sync round waits for the slow one, and no longer"
-    assert sum(other[:8]) + sum(other[8:15]) + other[15] < sum(slow) + 1.0
+    assert 0.5 * nap < other[15] < 1.5 * nap, "the sync round waits for the slow one, and no longer"
+    assert sum(other[:8]) + sum(other[8:15]) + other[15] < sum(slow) + 0.5 * nap
 
 
 def test_with_overlap_a_late_worker_delays_nobody_until_the_result_is_due() -> None:
-    nap = 1.0
-    (other, first), (slow, second) = run_local(workers.overlapping, 2, nap, timeout=60)
+    nap = 4.0
+    (other, first), (slow, second) = run_local(workers.overlapping, 2, nap, timeout=400)
     assert slow[15] >= nap
     assert max(other[15:18]) < 0.5 * nap, "the sync round was to go on beside the steps"
     assert other[18] > 0.4 * nap, "the result is due after step 19"
@@ -68,7 +68,7 @@ def failures() -> dict[object, list[Outcome]]:
             function, size, arguments = workers.one_dies, 3, case
         else:
             function, size, arguments = workers.unequal_steps, 2, case
-        return case, start_local(function, size, *arguments, timeout=60, group_timeout=workers.TIMEOUT)
+        return case, start_local(function, size, *arguments, timeout=400, group_timeout=workers.TIMEOUT)
 
     with ThreadPoolExecutor(4) as pool:
         return dict(pool.map(run, [*DEATHS, ("finish",), ("silence",)]))
@@ -104,14 +104,16 @@ def test_a_rank_that_stops_early_without_a_word_does_not_hang_the_other(failures
 
 
 def test_steps_that_a_scaler_skips_count_on_every_rank() -> None:
-    (first, steps, taken), (second, other_steps, other_taken) = run_local(workers.scaled, 2, True, timeout=60)
+    (first, steps, taken), (second, other_steps, other_taken) = run_local(
+        workers.scaled, 2, True, timeout=400
+    )
     assert torch.equal(first, second)
     assert (steps, other_steps) == (8, 8)
     assert (taken, other_taken) == (8, 6)
 
 
 def test_ranks_that_were_set_up_differently_hear_of_it() -> None:
-    for texts in run_local(workers.disagreeing, 2, timeout=60, group_timeout=20):
+    for texts in run_local(workers.disagreeing, 2, timeout=400, group_timeout=60):
         assert "LocalSGD(every=4" in texts["every"]
         assert "LocalSGD(every=5" in texts["every"]
         assert "method: rank 0: qsgd(bits=4); rank 1: qsgd(bits=8)" in texts["exchange"]
@@ -119,14 +121,14 @@ def test_ranks_that_were_set_up_differently_hear_of_it() -> None:
 
 
 def test_after_detach_ddp_reduces_gradients_again() -> None:
-    first, second = run_local(workers.back_to_ddp, 2, timeout=60)
+    first, second = run_local(workers.back_to_ddp, 2, timeout=400)
     assert not torch.equal(first["apart"], second["apart"])
     assert torch.equal(first["plain"], second["plain"])
     assert torch.equal(first["topk"], second["topk"])
 
 
 def test_a_subgroup_meets_by_itself() -> None:
-    ranks = run_local(workers.within_a_subgroup, 4, timeout=60)
+    ranks = run_local(workers.within_a_subgroup, 4, timeout=400)
     assert torch.equal(ranks[0], ranks[1])
     assert torch.equal(ranks[2], ranks[3])
     assert not torch.equal(ranks[0], ranks[2])

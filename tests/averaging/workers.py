@@ -15,7 +15,7 @@ from tests.hosts.common import batch, flat, loaded_together, mlp
 from thinwire.net.launch import Worker
 from thinwire.net.roll_call import GRACE_SECONDS
 
-TIMEOUT = 8.0  # torch may look a name up for five seconds, in vain
+TIMEOUT = 16.0  # torch may look a name up for five seconds, in vain
 
 
 ON_DDP = ("localsgd(every=1)", "spasgd(groups=3)", "diloco(every=6, fragments=3, overlap=2)")

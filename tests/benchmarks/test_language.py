@@ -63,6 +63,7 @@ def test_a_method_recovers_a_part_of_the_gap() -> None:
     assert rows[ADAM].spread == pytest.approx(0.02)
 
 
+@pytest.mark.usefixtures("counted_time")
 def test_predicted_times_of_every_kind_of_method() -> None:
     found = by_link(MADE, SHAPES, 4, 0.01)
     assert set(found[ALONE].values()) == {0.01}
@@ -75,6 +76,7 @@ def test_predicted_times_of_every_kind_of_method() -> None:
     assert found[PYTORCH]["10 Mbit/s"] == pytest.approx(stand_in)
 
 
+@pytest.mark.usefixtures("counted_time")
 def test_a_schedule_shares_out_its_sync_round_and_overlap_hides_it() -> None:
     slow = LINKS["10 Mbit/s"]
     whole = predict.step_seconds("qsgd(bits=4)", SHAPES, 4, slow, 0.0, host="average")

@@ -11,7 +11,7 @@ from tests.chaos.worker import SAVE_EVERY, TIMEOUT, Report
 from thinwire.core.exchange import Exchange
 from thinwire.net.roll_call import GRACE_SECONDS
 
-SLACK = 5.0
+SLACK = 10.0
 
 
 def violations(scenario: Scenario, reports: Mapping[int, Report], workers: int) -> list[str]:

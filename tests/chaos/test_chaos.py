@@ -10,7 +10,7 @@ from tests.chaos.worker import Report
 WORKERS = 4
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_seeded_faults_break_nothing() -> None:
     scenarios = draw(2 * len(FAULTS), seed=1, workers=WORKERS)
     found = list(outcomes(scenarios, WORKERS))

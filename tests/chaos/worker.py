@@ -27,7 +27,7 @@ from thinwire.net.roll_call import default_store
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.periodic import PeriodicSession
 
-TIMEOUT = 8.0  # torch may look a name up for five seconds, in vain
+TIMEOUT = 12.0  # torch may look a name up for five seconds, in vain
 BARRIER_SECONDS = 90.0
 OF_CHECKPOINTS = ("torn file", "full disk")
 SAVE_EVERY = 2

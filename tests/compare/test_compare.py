@@ -166,7 +166,7 @@ def test_pytorchs_own_methods_on_a_throttled_link(tmp_path: Path) -> None:
     asked = Comparison(
         ["pytorch", "dense", "pytorch-fp16", "pytorch-powersgd"],
         workers=2,
-        link="20mbit",
+        link="4mbit",
         steps=6,
         hidden=(256,),
     )
@@ -180,8 +180,8 @@ def test_pytorchs_own_methods_on_a_throttled_link(tmp_path: Path) -> None:
     assert half.sent == pytest.approx(pytorch.sent / 2, rel=0.02)
     assert low_rank.sent < pytorch.sent / 2  # two of its six steps are not compressed
     for one in (pytorch, half):
-        assert one.step_seconds >= one.sent / one.steps / 2.5e6
-        assert one.wait_seconds >= one.sent / one.steps / 2.5e6
+        assert one.step_seconds >= one.sent / one.steps / 5e5
+        assert one.wait_seconds >= one.sent / one.steps / 5e5
         assert one.compute_seconds < one.step_seconds / 2
     # The same training as the session's.
     assert pytorch.loss == pytest.approx(dense.loss, rel=1e-4)

@@ -144,8 +144,8 @@ def test_a_server_sends_parameters_only_where_it_asks() -> None:
 
 
 def test_a_slow_worker_delays_only_the_iterations_that_ask_it() -> None:
-    """Processes; the gradient of one that is seldom asked takes 0.15 s."""
-    nap, problem = 0.15, squares(workers=3, spread=2.0)
+    """Processes; the gradient of one that is seldom asked takes 0.5 s."""
+    nap, problem = 0.5, squares(workers=3, spread=2.0)
     order = (2, 1, 0)
     shares = [problem.shares[worker] for worker in order]
     slow = [shares[0], replace(shares[1], nap=nap), shares[2]]
@@ -162,7 +162,7 @@ def test_a_slow_worker_delays_only_the_iterations_that_ask_it() -> None:
     asked = sum(1 in one.uploaders for one in trace.iterations[1:])
     assert 0 < asked < 15, "mostly not asked"
     extra = (times[True][-1] - times[True][0]) - (times[False][-1] - times[False][0])
-    assert extra < asked * nap + 1.0
+    assert extra < asked * nap + 10 * nap, "not one nap for each of 40 iterations"
     assert times[True][-1] - times[True][0] > asked * nap
 
 
@@ -216,7 +216,7 @@ def test_and_does_so_on_every_rank() -> None:
     problem = bad_squares()
     how = Descent("lag-ps", 0.01, smoothness=(1.0, 1.0, 1.0))
     with pytest.raises(WorkerFailedError) as caught:
-        lazy_gd(problem.objectives, ZERO, how, iterations=5, by="processes", timeout=60)
+        lazy_gd(problem.objectives, ZERO, how, iterations=5, by="processes", timeout=400)
     for worker, who in ((0, "worker 1"), (1, "another worker"), (2, "another worker")):
         assert f"worker {worker}: " in str(caught.value)
         assert f"the gradient of {who} is not finite" in str(caught.value)

@@ -266,7 +266,7 @@ def _bad_rank(worker: Worker) -> list[str]:
 
 
 def test_a_mistake_on_one_rank_is_an_error_on_all_and_nobody_hangs():
-    for told in run_local(_bad_rank, 2, timeout=60):
+    for told in run_local(_bad_rank, 2, timeout=400):
         assert "ConfigError: rank 1: sample 8 is outside the domain 0..7" in told[0]
         assert "ConfigError: rank 1: a shard without samples" in told[1]
         assert "DisagreementError" in told[2]

@@ -39,7 +39,7 @@ def test_the_batch_file(tmp_path: Path) -> None:
         env={**os.environ, **given, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -301,7 +301,7 @@ def call(name: str, words: list[str]) -> Any:
 def launch(launcher: list[str], words: list[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
 
 

@@ -77,7 +77,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
 
 

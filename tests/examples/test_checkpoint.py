@@ -30,7 +30,7 @@ def start(folder: Path, **options) -> subprocess.Popen[str]:
 def run(folder: Path, **options) -> str:
     process = start(folder, **options)
     try:
-        printed = process.communicate(timeout=120)[0]
+        printed = process.communicate(timeout=400)[0]
     finally:
         process.kill()
     assert process.returncode == 0, printed[-3000:]
@@ -74,7 +74,7 @@ def test_a_killed_run_restarts_and_ends_with_the_same_bits(tmp_path: Path, strai
             if line.startswith("saves step 60") and not killed:
                 killed = workers(process.pid)
                 os.kill(killed[-1], signal.SIGKILL)
-        process.wait(timeout=150)
+        process.wait(timeout=400)
     text = "".join(printed)
     assert process.returncode == 0, text[-3000:]
     assert len(killed) == 2

@@ -35,7 +35,7 @@ def run_example(worker: Worker, name: str, arguments: list[str]) -> str:
 
 
 def printed_by(name: str, *arguments: str, workers: int = 2) -> str:
-    first, *others = run_local(run_example, workers, name, list(arguments), timeout=150)
+    first, *others = run_local(run_example, workers, name, list(arguments), timeout=400)
     assert not any(others), "only rank 0 prints"
     return first
 
@@ -113,7 +113,7 @@ def test_text_under_torchrun_picks_its_method() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, str(EXAMPLES / "text.py"), "--steps", "7", "--batch", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "thinwire: auto: " in done.stderr
     assert re.search(r"perplexity [0-9.]+ of 13 symbols with ", done.stdout)

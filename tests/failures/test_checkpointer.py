@@ -323,7 +323,7 @@ def all_cases(worker: Worker, folder: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return run_local(all_cases, 4, str(tmp_path_factory.mktemp("checkpoints")), timeout=280, group_timeout=90)
+    return run_local(all_cases, 4, str(tmp_path_factory.mktemp("checkpoints")), timeout=400, group_timeout=90)
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])

@@ -14,9 +14,9 @@ from tests.hosts.common import loaded_together, mlp, square_loss, wrap
 from thinwire.net.launch import Outcome, Worker, start_local
 from thinwire.net.roll_call import GRACE_SECONDS
 
-TIMEOUT = 30.0
+TIMEOUT = 90.0
 # Far less than the timeout: a death is noticed by its broken connections.
-SOON = GRACE_SECONDS + 12.0
+SOON = GRACE_SECONDS + 40.0
 RANKS = 4
 
 
@@ -80,7 +80,7 @@ def outcomes() -> dict[tuple, list[Outcome]]:
     """Two cases at a time: they spend most of their time waiting."""
 
     def run(case: tuple) -> tuple[tuple, list[Outcome]]:
-        return case, start_local(one_is_killed, RANKS, *case, timeout=90, group_timeout=TIMEOUT)
+        return case, start_local(one_is_killed, RANKS, *case, timeout=400, group_timeout=TIMEOUT)
 
     with ThreadPoolExecutor(2) as pool:
         return dict(pool.map(run, CASES))

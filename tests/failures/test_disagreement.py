@@ -68,7 +68,7 @@ def disagree(worker: Worker) -> dict[str, str]:
 
 
 def test_every_rank_names_the_ranks_and_what_differs() -> None:
-    everybody = run_local(disagree, 3, group_timeout=20)
+    everybody = run_local(disagree, 3, group_timeout=60)
     for name, (_, expected) in CASES.items():
         texts = {results[name] for results in everybody}
         assert len(texts) == 1, f"{name}: the ranks say different things: {texts}"
@@ -92,7 +92,7 @@ def disagree_under_ddp(worker: Worker) -> list[str]:
 
 
 def test_ddp_goes_on_without_thinwire_and_can_be_attached_again() -> None:
-    for lanes, seed in run_local(disagree_under_ddp, 2, group_timeout=20):
+    for lanes, seed in run_local(disagree_under_ddp, 2, group_timeout=60):
         assert "lanes: rank 0: 2; rank 1: 1" in lanes
         assert "seed: rank 0: 0; rank 1: 1" in seed
 
@@ -107,6 +107,6 @@ def in_a_subgroup(worker: Worker) -> str | None:
 
 
 def test_ranks_are_named_by_their_number_in_the_world() -> None:
-    _, first, second = run_local(in_a_subgroup, 3, group_timeout=20)
+    _, first, second = run_local(in_a_subgroup, 3, group_timeout=60)
     assert first == second
     assert "seed: rank 1: 1; rank 2: 2" in first

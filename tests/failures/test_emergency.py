@@ -45,7 +45,7 @@ def peer_dies(worker: Worker, look_first: bool) -> dict[str, object] | None:
 
 @pytest.mark.parametrize("look_first", [False, True])
 def test_the_last_committed_state_is_left(look_first: bool) -> None:
-    first, second = start_local(peer_dies, 2, look_first, timeout=120, group_timeout=8)
+    first, second = start_local(peer_dies, 2, look_first, timeout=400, group_timeout=30)
     assert first.error is None, first.error
     assert second.exit_code == 7
     found = first.value

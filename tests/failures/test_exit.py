@@ -18,7 +18,7 @@ LINE = "the program ends while an exchange is under way: "
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios at once: they spend their time waiting."""
     root = tmp_path_factory.mktemp("exits")
-    subprocess.run([sys.executable, "-m", "tests.failures.exits", str(root)], timeout=280, check=True)
+    subprocess.run([sys.executable, "-m", "tests.failures.exits", str(root)], timeout=400, check=True)
     return root
 
 

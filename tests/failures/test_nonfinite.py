@@ -60,7 +60,7 @@ def one_bad_number(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_every_method_under_ddp() -> None:
-    assert_same_everywhere(run_local(one_bad_number, 2, timeout=150))
+    assert_same_everywhere(run_local(one_bad_number, 2, timeout=400))
 
 
 def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
@@ -89,4 +89,4 @@ def one_bad_number_in_a_loop(worker: Worker) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_every_method_with_average() -> None:
-    assert_same_everywhere(run_local(one_bad_number_in_a_loop, 2, timeout=150))
+    assert_same_everywhere(run_local(one_bad_number_in_a_loop, 2, timeout=400))

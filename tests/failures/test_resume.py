@@ -64,7 +64,7 @@ def under_ddp(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_eight_steps_are_four_and_four_under_ddp() -> None:
-    assert_same_everywhere(run_local(under_ddp, 2, timeout=150))
+    assert_same_everywhere(run_local(under_ddp, 2, timeout=400))
 
 
 def with_average(worker: Worker) -> dict[str, torch.Tensor]:
@@ -92,7 +92,7 @@ def with_average(worker: Worker) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_eight_steps_are_four_and_four_with_average() -> None:
-    assert_same_everywhere(run_local(with_average, 2, timeout=150))
+    assert_same_everywhere(run_local(with_average, 2, timeout=400))
 
 
 def completed(session: thinwire.Session, given: dict[str, torch.Tensor]) -> None:
@@ -137,7 +137,7 @@ def out_of_step(worker: Worker) -> dict[str, str]:
 
 
 def test_ranks_that_are_out_of_step_raise_on_both_sides() -> None:
-    first, second = run_local(out_of_step, 2, group_timeout=20)
+    first, second = run_local(out_of_step, 2, group_timeout=60)
     assert len(first) > 10, f"hardly a method counts its steps: {list(first)}"
     for method, text in first.items():
         assert "at different steps (rank 0: step 3; rank 1: step 0)" in text, f"{method}: {text}"

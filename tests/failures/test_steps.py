@@ -201,7 +201,7 @@ def resume_apart(worker: Worker, kind: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("kind", ["ddp", "periodic", "auto"])
 def test_resuming_from_different_steps_is_an_error_on_every_rank(kind: str) -> None:
-    for outcome in start_local(resume_apart, 3, kind, timeout=120, group_timeout=60):
+    for outcome in start_local(resume_apart, 3, kind, timeout=400, group_timeout=60):
         assert outcome.value is not None, outcome
         name, text = outcome.value
         assert name == "DisagreementError"

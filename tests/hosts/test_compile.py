@@ -41,7 +41,7 @@ def compiled(worker: Worker, backend: str) -> dict[str, float]:
 def test_a_compiled_model_trains_alike(backend: str) -> None:
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("inductor needs a C++ compiler")
-    for found in run_local(compiled, 2, backend, timeout=150):
+    for found in run_local(compiled, 2, backend, timeout=400):
         assert max(found.values()) < 1e-6, found
 
 

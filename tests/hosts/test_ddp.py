@@ -61,7 +61,7 @@ def every_option(worker: Worker) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_options_of_ddp_and_bucket_rebuilds_change_nothing() -> None:
     """Error feedback would show a lost or misplaced residual at once."""
-    assert_same_everywhere(run_local(every_option, 2, timeout=120))
+    assert_same_everywhere(run_local(every_option, 2, timeout=400))
 
 
 def rebuilds(worker: Worker) -> list[int]:
@@ -93,7 +93,7 @@ def four_ranks(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_four_ranks_end_with_equal_parameters_for_every_method() -> None:
-    assert_same_everywhere(run_local(four_ranks, 4, timeout=120))
+    assert_same_everywhere(run_local(four_ranks, 4, timeout=400))
 
 
 def plain_and_dense(worker: Worker) -> dict[str, torch.Tensor]:
@@ -106,7 +106,7 @@ def plain_and_dense(worker: Worker) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_dense_is_plain_ddp(size: int) -> None:
-    assert_same_everywhere(run_local(plain_and_dense, size, timeout=60), within=0.0 if size == 2 else 1e-6)
+    assert_same_everywhere(run_local(plain_and_dense, size, timeout=400), within=0.0 if size == 2 else 1e-6)
 
 
 # -- models ------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def odd_models(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tens
 
 
 def test_models_of_all_kinds() -> None:
-    assert_same_everywhere(run_local(odd_models, 2, BUSY, timeout=150))
+    assert_same_everywhere(run_local(odd_models, 2, BUSY, timeout=400))
 
 
 def in_turn(worker: Worker, method: str) -> dict[str, torch.Tensor]:
@@ -232,7 +232,7 @@ def in_turn(worker: Worker, method: str) -> dict[str, torch.Tensor]:
 )
 def test_ddp_leaves_alone_what_no_rank_has_used(method: str, owes: bool) -> None:
     """Whatever a method still has for such a parameter: DDP does not look at it, `session.average` does."""
-    per_rank = run_local(in_turn, 2, method, timeout=60)
+    per_rank = run_local(in_turn, 2, method, timeout=400)
     assert_same_everywhere(per_rank)
     assert not per_rank[0]["ddp"].any()
     assert bool(per_rank[0]["loop"].any()) == owes
@@ -254,7 +254,7 @@ def loops(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
 
 
 def test_gradient_accumulation_and_clipping() -> None:
-    assert_same_everywhere(run_local(loops, 2, BUSY, timeout=60))
+    assert_same_everywhere(run_local(loops, 2, BUSY, timeout=400))
 
 
 def uneven(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -288,7 +288,7 @@ def uneven(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_uneven_inputs_under_join() -> None:
     """A rank that has finished goes on sending what it owes; its own gradient counts as zero."""
-    assert_same_everywhere(run_local(uneven, 2, tuple(filter(consents, METHODS)), timeout=90))
+    assert_same_everywhere(run_local(uneven, 2, tuple(filter(consents, METHODS)), timeout=400))
 
 
 def scaled(worker: Worker, methods: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -345,7 +345,7 @@ def test_grad_scaler_skips_alike_and_residuals_follow_its_scale(part: int) -> No
     methods = tuple(dict.fromkeys((*PROMPT, *BUSY)))[part::3]
     scale_free = tuple(method for method in methods if follows_a_scale(method))
     assert set(BUSY).intersection(methods) <= set(scale_free)
-    assert_same_everywhere(run_local(scaled, 2, scale_free, timeout=150))
+    assert_same_everywhere(run_local(scaled, 2, scale_free, timeout=400))
 
 
 def follows_a_scale(method: str) -> bool:
@@ -433,7 +433,7 @@ def subgroups(worker: Worker) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_sub_process_groups() -> None:
-    per_rank = run_local(subgroups, 4, timeout=60)
+    per_rank = run_local(subgroups, 4, timeout=400)
     for label, parameters in per_rank[0].items():
         if not consents(label):
             continue
@@ -558,7 +558,7 @@ def compiled(worker: Worker) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_as_the_model_itself() -> None:
-    assert_same_everywhere(run_local(compiled, 2, timeout=120), within=1e-5)
+    assert_same_everywhere(run_local(compiled, 2, timeout=400), within=1e-5)
 
 
 def skipping(worker: Worker) -> dict[str, torch.Tensor]:

@@ -60,7 +60,7 @@ def under_ddp_and_by_hand(worker: Worker) -> dict[str, torch.Tensor]:
 
 def test_training_is_one_step_stale() -> None:
     """DDP rebuilds its buckets after the first step: the means follow their parameters by name."""
-    assert_same_everywhere(run_local(under_ddp_and_by_hand, 2, timeout=240))
+    assert_same_everywhere(run_local(under_ddp_and_by_hand, 2, timeout=400))
 
 
 class Run:
@@ -97,7 +97,7 @@ def resumed(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_what_is_under_way_is_part_of_the_checkpoint() -> None:
-    assert_same_everywhere(run_local(resumed, 2, timeout=240))
+    assert_same_everywhere(run_local(resumed, 2, timeout=400))
 
 
 def scaled(worker: Worker) -> dict[str, torch.Tensor]:
@@ -152,14 +152,14 @@ def skipping(worker: Worker, method: str) -> torch.Tensor:
 
 
 def test_a_grad_scaler_skips_the_step_after_an_overflow_on_all_ranks() -> None:
-    assert_same_everywhere(run_local(scaled, 2, timeout=240))
+    assert_same_everywhere(run_local(scaled, 2, timeout=400))
 
 
 def beside(worker: Worker) -> tuple[bool, int]:
     """On a link that takes seconds, a backward pass ends while the exchange is under way."""
     model = wrap(mlp())
     session = thinwire.attach(model, "topk(ratio=0.2)", delay=1)
-    session.throttle("1gbit,latency=2s")
+    session.throttle("1gbit,latency=5s")
     square_loss(model, worker.rank, 0).backward()
     under_way = session.behind.under_way
     session.wait()
@@ -169,7 +169,7 @@ def beside(worker: Worker) -> tuple[bool, int]:
 
 
 def test_the_exchange_runs_beside_the_training() -> None:
-    assert run_local(beside, 2, timeout=120) == [(True, 1)] * 2
+    assert run_local(beside, 2, timeout=400) == [(True, 1)] * 2
 
 
 def adaptive(worker: Worker, under_ddp: bool) -> tuple[list[bool], float]:
@@ -202,7 +202,7 @@ def adaptive(worker: Worker, under_ddp: bool) -> tuple[list[bool], float]:
 
 @pytest.mark.parametrize("under_ddp", [True, False])
 def test_an_adaptive_delay_begins_and_ends_alike_and_loses_nothing(under_ddp: bool) -> None:
-    (first, lost), (second, _) = run_local(adaptive, 2, under_ddp, timeout=120)
+    (first, lost), (second, _) = run_local(adaptive, 2, under_ddp, timeout=400)
     assert first == second
     assert first == [False] * 5 + [True] * 4 + [False] * 3
     assert lost < 1e-6

@@ -51,7 +51,7 @@ def ddp_steps(worker: Worker) -> dict[str, object]:
 
 
 def test_under_ddp_with_schedulers_and_a_scaler() -> None:
-    first, second = run_local(ddp_steps, 2, timeout=150)
+    first, second = run_local(ddp_steps, 2, timeout=400)
     for name in first:
         assert torch.equal(first[name], second[name]), f"{name}: replicas differ"
     assert torch.equal(first["plain"], first["blocking"])
@@ -84,7 +84,7 @@ def a_bad_number(worker: Worker) -> torch.Tensor:
 
 
 def test_a_non_finite_gradient_leaves_no_trace() -> None:
-    first, second = run_local(a_bad_number, 2, timeout=150)
+    first, second = run_local(a_bad_number, 2, timeout=400)
     assert torch.equal(first, second)
     assert first.isfinite().all()
 
@@ -122,7 +122,7 @@ def resumed(worker: Worker) -> bool:
 
 
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
-    assert run_local(resumed, 2, timeout=150) == [True, True]
+    assert run_local(resumed, 2, timeout=400) == [True, True]
 
 
 def without(worker: Worker) -> None:
@@ -134,7 +134,7 @@ def without(worker: Worker) -> None:
 
 
 def test_an_optimizer_is_needed() -> None:
-    run_local(without, 2, timeout=90)
+    run_local(without, 2, timeout=400)
 
 
 def on_shards(worker: Worker) -> tuple[list[torch.Tensor], float]:
@@ -157,7 +157,7 @@ def on_shards(worker: Worker) -> tuple[list[torch.Tensor], float]:
 
 
 def test_on_a_sharded_model() -> None:
-    ranks = run_local(on_shards, 4, timeout=150)
+    ranks = run_local(on_shards, 4, timeout=400)
     for replica, other in ((0, 2), (1, 3)):
         assert all(torch.equal(a, b) for a, b in zip(ranks[replica][0], ranks[other][0], strict=True))
     assert {steps for _, steps in ranks} == {3.0}

@@ -13,7 +13,7 @@ from thinwire.hosts.group_ranks import GroupRanks
 ALIKE = {"method": "topk(ratio=0.01)", "model": "1234"}
 
 
-def ranks_of(size: int, seconds: float = 10.0) -> list[GroupRanks]:
+def ranks_of(size: int, seconds: float = 60.0) -> list[GroupRanks]:
     store = HashStore()
     shared = {"_group_world_size": size, "_store": store, "_timeout": timedelta(seconds=seconds)}
     return [GroupRanks(SimpleNamespace(_group_rank=rank, **shared)) for rank in range(size)]

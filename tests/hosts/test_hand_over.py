@@ -62,7 +62,7 @@ def to_dense(worker: Worker, method: str) -> tuple[float, float, torch.Tensor, t
 
 @pytest.mark.parametrize("method", [SPARSE, f"delayed(method={SPARSE})"])
 def test_residuals_go_into_the_next_gradient(method: str) -> None:
-    ranks = run_local(to_dense, 2, method, timeout=120)
+    ranks = run_local(to_dense, 2, method, timeout=400)
     expected = sum(residual for *_, residual in ranks) / 2
     for norm, added, difference, _ in ranks:
         assert norm > 0
@@ -89,7 +89,7 @@ def from_schedule(worker: Worker) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def test_a_schedule_applies_its_residual_and_averages_the_optimizer() -> None:
-    (one, first, sent, mine), (other, second, _, theirs) = run_local(from_schedule, 2, timeout=120)
+    (one, first, sent, mine), (other, second, _, theirs) = run_local(from_schedule, 2, timeout=400)
     assert torch.equal(one, other)
     assert torch.equal(first, second)
     assert mine.norm() > 0
@@ -112,7 +112,7 @@ def momenta(worker: Worker) -> tuple[int, list[str]]:
 
 
 def test_a_residual_of_momenta_is_no_gradient() -> None:
-    (first, (warning,)), (second, silent) = run_local(momenta, 2, timeout=120)
+    (first, (warning,)), (second, silent) = run_local(momenta, 2, timeout=400)
     assert (first, second, silent) == (0, 0, [])
     assert "ends with it" in warning
 

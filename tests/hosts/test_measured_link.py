@@ -31,7 +31,7 @@ def decisions(worker: Worker) -> dict[str, Any]:
     with patch.multiple(measured_link, **EARLY):
         model, session = measuring()
         attached = session.engine.link
-        session.throttle("50mbit,latency=4ms")
+        session.throttle("5mbit,latency=4ms")
         throttled, before = session.engine.link, session.meter.rounds
         train(model, worker.rank, range(6))
         metrics, link = session.metrics(), session.engine.link
@@ -45,7 +45,7 @@ def decisions(worker: Worker) -> dict[str, Any]:
 
 
 def test_a_group_measures_its_link_and_all_ranks_know_the_same() -> None:
-    rows = run_local(decisions, 3, timeout=120)
+    rows = run_local(decisions, 3, timeout=400)
     for row in rows:
         assert torch.equal(row["model"], rows[0]["model"])
         assert [row[key] for key in ("attached", "throttled", "link")] == [
@@ -54,7 +54,7 @@ def test_a_group_measures_its_link_and_all_ranks_know_the_same() -> None:
         assert row["dense"] is None, "nothing of dense depends on the link"
         assert row["before"] == 0, "a probe is not the training's traffic"
         assert row["throttled"].latency > 3e-3
-        assert row["throttled"].bandwidth < 1.5 * 50e6 / 8
+        assert row["throttled"].bandwidth < 1.5 * 5e6 / 8
         assert row["metrics"]["link_latency"] == row["link"].latency
         assert row["metrics"]["link_bandwidth"] == row["link"].bandwidth
 
@@ -64,7 +64,7 @@ def merging(worker: Worker) -> dict[str, Any]:
     steps, found = range(14), dict[str, Any]()
     with patch.multiple(measured_link, **EARLY):
         model, session = measuring()
-        session.throttle("1gbit,latency=5ms")
+        session.throttle("1gbit,latency=25ms")
         trained = train(model, worker.rank, steps)
         found |= {"measured": trained, "buckets": buckets_of(model), "metrics": session.metrics()}
         state = session.state_dict()
@@ -85,7 +85,7 @@ def merging(worker: Worker) -> dict[str, Any]:
 
 
 def test_buckets_are_exchanged_together_where_messages_cost_most() -> None:
-    for row in run_local(merging, 2, timeout=120):
+    for row in run_local(merging, 2, timeout=400):
         assert row["buckets"] == 4
         assert row["metrics"]["merged_buckets"] == 1.0
         assert row["metrics"]["rounds"] < 14 * row["operations"]
@@ -101,13 +101,13 @@ def mixed(worker: Worker) -> str:
 
 
 def test_a_link_is_given_on_all_ranks_or_on_none() -> None:
-    for text in run_local(mixed, 2, timeout=60):
+    for text in run_local(mixed, 2, timeout=400):
         assert "link: rank 0: measured; rank 1: Link(" in text
 
 
 @pytest.mark.parametrize("delay", [0, 1, "auto"])
 def test_delays_and_votes(delay: int | str) -> None:
-    rows = run_local(delayed, 3, delay, timeout=120)
+    rows = run_local(delayed, 3, delay, timeout=400)
     for row in rows:
         assert torch.equal(row[0], rows[0][0])
         assert row[1] == rows[0][1]

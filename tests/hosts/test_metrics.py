@@ -54,7 +54,7 @@ def numbers(worker: Worker) -> dict[str, list[dict[str, float]]]:
 
 
 def test_metrics_of_every_kind_of_session() -> None:
-    for found in run_local(numbers, 2, timeout=120):
+    for found in run_local(numbers, 2, timeout=400):
         assert [row["skipped_steps"] for row in found.pop("not finite")] == [1]
         for method, (before, loaded, after) in found.items():
             assert before.keys() == NAMES | ({"sync_rounds"} if "every" in method else set()), method

@@ -25,7 +25,7 @@ def train_with_powersgd(worker: Worker) -> tuple[torch.Tensor, int, float, float
 
 def prove(size: int, runs: int) -> None:
     for run in range(runs):
-        results = run_local(train_with_powersgd, size, timeout=60, group_timeout=30)
+        results = run_local(train_with_powersgd, size, timeout=400, group_timeout=30)
         parameters, buckets, first, last = results[0]
         assert buckets >= 6, f"run {run}: only {buckets} buckets"
         assert last < 0.8 * first, f"run {run}: the loss went from {first} to {last}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import sys, time
+import sys, threading, time
 from types import SimpleNamespace
 import torch, torch.distributed as dist
 from thinwire.hosts.scripts import add_pytorch_hook
@@ -19,9 +19,10 @@ if hook == "hook":
 if rank == "1":
     time.sleep(0.5)
 # As in a hook: the callback of a sum holds the group, here until after the group is destroyed.
+begun = threading.Event()
 future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
-ended = future.then(lambda done, held=dist.group.WORLD: time.sleep(1))
-time.sleep(1)
+ended = future.then(lambda done, held=dist.group.WORLD: (begun.set(), time.sleep(1)))
+begun.wait()
 del future, ended
 dist.destroy_process_group()
 time.sleep(1)
@@ -38,7 +39,7 @@ def run(store: Path, hook: str) -> tuple[int, str]:
             [*words, "0", hook], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as first,
     ):
-        output, _ = first.communicate(timeout=60)
+        output, _ = first.communicate(timeout=400)
     return first.returncode, output
 
 

@@ -26,16 +26,27 @@ SERVED = sorted(
     for name, cls in thinwire.list_methods().items()
     if cls().traits.consensus and name not in ("route", "hierarchical", "delayed")
 )
-WAIT = timedelta(seconds=15)
+WAIT = timedelta(seconds=60)
+
+
+def light(wait: int) -> Iterator[str]:
+    """A lighthouse that waits so many milliseconds for a group that is alive."""
+    server = coordination.LighthouseServer(
+        bind="[::]:0", min_replicas=1, join_timeout_ms=wait, heartbeat_timeout_ms=1000
+    )
+    yield server.address()
+    server.shutdown()
 
 
 @pytest.fixture(scope="module")
 def lighthouse() -> Iterator[str]:
-    server = coordination.LighthouseServer(
-        bind="[::]:0", min_replicas=1, join_timeout_ms=300, heartbeat_timeout_ms=1000
-    )
-    yield server.address()
-    server.shutdown()
+    yield from light(300)
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[str]:
+    """For tests in which no group but one may be late, on a busy machine as well."""
+    yield from light(1500)
 
 
 class Group:
@@ -121,7 +132,7 @@ def at_once(*functions: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
         assert not thread.is_alive(), "a group hangs"
     return results
 
@@ -317,7 +328,7 @@ def test_a_group_that_does_not_fit_leaves_and_the_others_go_on(lighthouse: str) 
         thread.start()
         while not outcome:
             at_once(*(group.step for group in groups))
-        thread.join(10)
+        thread.join(100)
         assert isinstance(outcome[0], thinwire.StateError)
         assert "topk(ratio=0.1)" in str(outcome[0])
         while not all(at_once(*(group.step for group in groups))):
@@ -344,7 +355,7 @@ def test_a_group_without_its_peers_model_is_found(lighthouse: str) -> None:
         thread.start()
         while not outcome:
             at_once(*(group.step for group in groups))
-        thread.join(10)
+        thread.join(100)
         assert isinstance(outcome[0], thinwire.DisagreementError)
         assert "model" in str(outcome[0])
         while not all(at_once(*(group.step for group in groups))):
@@ -434,13 +445,13 @@ def test_an_aborted_sync_round_keeps_the_change_for_the_next(lighthouse: str) ->
 
 
 @pytest.mark.parametrize(
-    "method", ["localsgd(every=2, deadline=0.3)", "periodic(every=2, deadline=0.3, exchange=topk(ratio=0.1))"]
+    "method", ["localsgd(every=2, deadline=1.5)", "periodic(every=2, deadline=1.5, exchange=topk(ratio=0.1))"]
 )
 def test_a_late_group_contributes_later_and_nothing_is_lost(
-    method: str, lighthouse: str, caplog: pytest.LogCaptureFixture
+    method: str, patient: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the common model has moved by, and what is still to be sent, is all that the groups have done."""
-    groups = [Group(lighthouse, number) for number in range(3)]
+    groups = [Group(patient, number) for number in range(3)]
     done = [torch.zeros(40 * 41) for _ in groups]  # each group's steps since it last contributed
     moved = [torch.zeros(40 * 41) for _ in groups]  # its part of the common model
     sizes: list[set[int]] = [set(), set(), set()]
@@ -468,7 +479,7 @@ def test_a_late_group_contributes_later_and_nothing_is_lost(
 
         while not back or session.step < back[0] + 8:
             if place == 2 and session.step >= 9 and not slept.is_set():
-                time.sleep(2)
+                time.sleep(6)
                 slept.set()
             rounds = session._groups.age
             group.gradient(100 * place + session.step)

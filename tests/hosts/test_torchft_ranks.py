@@ -94,7 +94,7 @@ def learn(worker: Worker, lighthouse: str, method: str, inside: str, gates: list
     together = [gate.with_name(f"group{p}") / "ready-0" for p, each in enumerate(gates) if each == str(gate)]
     while not all(path.exists() for path in together):
         time.sleep(0.02)
-    timeout = timedelta(seconds=20)
+    timeout = timedelta(seconds=60)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=timeout),
         load_state_dict=load,
@@ -183,7 +183,7 @@ def test_a_group_of_two_ranks_is_killed_and_comes_back(
 
     gates = [str(now), str(now), str(later)]
     outcomes = start_local(
-        learn, 6, lighthouse, method, inside, gates, 0.05, timeout=170, group_timeout=120, on_report=hear
+        learn, 6, lighthouse, method, inside, gates, 0.05, timeout=400, group_timeout=120, on_report=hear
     )
     assert [outcomes[rank].exit_code for rank in (2, 3)] == [-signal.SIGKILL] * 2, [o.error for o in outcomes]
     first = [result_of(outcomes[rank]) for rank in (0, 1)]
@@ -209,7 +209,7 @@ def test_ranks_that_do_not_average_inside_of_their_group_are_found(lighthouse: s
     (tmp_path / "now").touch()
     (tmp_path / "end").write_text("100")
     gates = [str(tmp_path / "now")]
-    outcomes = start_local(learn, 2, lighthouse, "topk(ratio=0.05)", "none", gates, 0.0, timeout=60)
+    outcomes = start_local(learn, 2, lighthouse, "topk(ratio=0.05)", "none", gates, 0.0, timeout=400)
     for outcome in outcomes:
         assert "DisagreementError: the ranks of this replica group have different models" in outcome.error
         assert "DistributedDataParallel" in outcome.error

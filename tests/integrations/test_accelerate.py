@@ -63,5 +63,5 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
 
 
 def test_a_loaded_state_ends_with_the_same_bits(tmp_path: Path) -> None:
-    first, second = run_local(train, 2, str(tmp_path), timeout=170)
+    first, second = run_local(train, 2, str(tmp_path), timeout=400)
     same_ends(first, second)

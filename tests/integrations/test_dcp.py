@@ -94,7 +94,7 @@ def continue_resized(worker: Worker, root: str) -> dict[str, tuple]:
 
 
 def test_every_rank_keeps_its_state(tmp_path: Path) -> None:
-    two = run_local(save_and_go_on, 2, str(tmp_path), timeout=120)
+    two = run_local(save_and_go_on, 2, str(tmp_path), timeout=400)
     for method in METHODS:
         for straight, resumed, _ in (rank[method] for rank in two):
             assert torch.equal(straight, resumed), method
@@ -104,7 +104,7 @@ def test_every_rank_keeps_its_state(tmp_path: Path) -> None:
     assert {f"thinwire.rank {rank} of 2.parameter 0.weight" for rank in range(2)} <= set(keys)
 
     for size in (1, 3):
-        resized = run_local(continue_resized, size, str(tmp_path), timeout=120)
+        resized = run_local(continue_resized, size, str(tmp_path), timeout=400)
         for label in RESIZED:
             method, how = label.rsplit(" ", 1)
             for name in two[0][method][2]:
@@ -134,7 +134,7 @@ def in_groups(worker: Worker, folder: str) -> bool:
 
 
 def test_groups_of_replicas_do_not_mix_their_states(tmp_path: Path) -> None:
-    assert run_local(in_groups, 4, str(tmp_path), timeout=100) == [True] * 4
+    assert run_local(in_groups, 4, str(tmp_path), timeout=400) == [True] * 4
 
 
 def test_a_folder_without_a_session_is_refused(tmp_path: Path) -> None:

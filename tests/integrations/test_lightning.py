@@ -67,7 +67,7 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
 
 
 def test_a_resumed_fit_ends_with_the_same_bits(tmp_path: Path) -> None:
-    first, second = run_local(train, 2, str(tmp_path), timeout=170)
+    first, second = run_local(train, 2, str(tmp_path), timeout=400)
     for method in METHODS:
         for found in (first[method], second[method]):
             (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]

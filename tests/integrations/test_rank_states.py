@@ -58,11 +58,11 @@ def read(worker: Worker, folder: str) -> tuple:
 
 
 def test_residuals_are_added_up_for_another_number_of_ranks(tmp_path: Path) -> None:
-    old = run_local(write, 2, str(tmp_path), timeout=100)
+    old = run_local(write, 2, str(tmp_path), timeout=400)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"thinwire-rank-{r}-of-2.pt" for r in range(2)
     ]
-    new = run_local(read, 3, str(tmp_path), timeout=100)
+    new = run_local(read, 3, str(tmp_path), timeout=400)
     for name in old[0]:
         before, after = sum(rank[name] for rank in old) / 2, sum(rank[0][name] for rank in new) / 3
         assert before.any()

@@ -130,10 +130,10 @@ def test_a_forked_child_gets_a_pool_of_its_own():
     child = context.Process(target=_child, args=(theirs, x, expected))
     child.start()
     try:
-        assert ours.poll(60), "the child hangs"
+        assert ours.poll(200), "the child hangs"
         assert ours.recv() is True
     finally:
-        child.join(10)
+        child.join(60)
         if child.is_alive():
             child.kill()
 
@@ -148,7 +148,7 @@ def test_importing_loads_neither_numba_nor_a_cpu_kernel():
         "    k.topk(torch.ones(3), 1)\n"
         "assert 'numba' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 
 
 def test_prepare_reports_every_family():
@@ -180,7 +180,7 @@ def test_after_prepare_nothing_is_compiled_or_loaded():
         "assert not late, late\n"
     )
     here = __file__.rsplit("/", 1)[0]
-    subprocess.run([sys.executable, "-c", code, here], check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code, here], check=True, timeout=400)
 
 
 def test_every_kernel_of_the_reference_has_a_compiled_version_with_the_same_parameters():
@@ -200,6 +200,12 @@ def test_every_kernel_of_the_reference_has_a_compiled_version_with_the_same_para
 
 
 def test_a_kernel_runs_without_the_interpreter_lock():
+    """With the lock no attempt would succeed; on a busy machine one of some does."""
+    assert any(_ticks_beside_a_kernel() for _ in range(5))
+
+
+def _ticks_beside_a_kernel() -> bool:
+    """Whether this thread ran while another one was in the middle of a kernel."""
     x, table = vector("normal", 8_000_000, 0), torch.zeros(7, 20_000)
     times = []
 
@@ -219,7 +225,7 @@ def test_a_kernel_runs_without_the_interpreter_lock():
         thread.join()
     begin, end = times
     quarter = (end - begin) / 4
-    assert any(begin + quarter < tick < end - quarter for tick in ticks)
+    return any(begin + quarter < tick < end - quarter for tick in ticks)
 
 
 def test_families_are_the_modules_without_underscore_and_can_be_warmed_one_by_one():

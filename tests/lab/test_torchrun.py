@@ -28,7 +28,7 @@ def test_torchrun_on_plain_hosts() -> None:
             words = shlex.split(here.replace("train.py", f"{ROOT}/examples/ddp_after.py --steps 20"))
             command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
             processes.append(host.start(command, {"OMP_NUM_THREADS": "1"}))
-        ended = [process.communicate(timeout=120) for process in processes]
+        ended = [process.communicate(timeout=400) for process in processes]
         codes = [process.returncode for process in processes]
         links = [
             json.loads(namespaces.ip("-j", "-s", "-n", h.name, "link", "show", "dev", "eth0")) for h in hosts
@@ -56,6 +56,6 @@ def test_a_c10d_rendezvous_whose_host_is_told() -> None:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", *where, *who]
             script = [f"{ROOT}/examples/ddp_after.py", "--steps", "5"]
             processes.append(host.start([*launcher, *script], {"OMP_NUM_THREADS": "1"}))
-        ended = [process.communicate(timeout=120) for process in processes]
+        ended = [process.communicate(timeout=400) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ended
     assert "accuracy" in "".join(out for out, _ in ended)

@@ -50,7 +50,7 @@ def selects_by_rounded_sums(method: str) -> bool:
 )
 def test_reality(methods: tuple[str, ...], size: int) -> None:
     given = [Cohort("dense", size).inputs(step) for step in range(STEPS)]
-    everybody = run_local(average_everything, size, methods, given, timeout=150)
+    everybody = run_local(average_everything, size, methods, given, timeout=400)
     for method in methods:
         cohort = Cohort(method, size)
         for step in range(STEPS):

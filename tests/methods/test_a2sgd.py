@@ -123,7 +123,7 @@ def under_ddp(worker: Worker) -> tuple[list[torch.Tensor], list[torch.Tensor], l
 
 
 def test_under_ddp_replicas_meet_before_the_forward_pass() -> None:
-    (met, momenta, spreads), (others, theirs, same) = run_local(under_ddp, 2, timeout=120)
+    (met, momenta, spreads), (others, theirs, same) = run_local(under_ddp, 2, timeout=400)
     assert spreads == same, "the answer is equal on all ranks"
     for step in range(9):
         together = step in (0, 4, 8)
@@ -152,6 +152,6 @@ def own_loop(worker: Worker, early: bool) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_in_a_loop_of_ones_own_replicas_meet_in_average(early: bool) -> None:
-    seen, others = run_local(own_loop, 2, early, timeout=120)
+    seen, others = run_local(own_loop, 2, early, timeout=400)
     for step in range(7):
         assert torch.equal(seen[step], others[step]) == (step in (0, 3, 6)), step

@@ -116,6 +116,7 @@ def test_the_simulated_network_is_slow_between_hosts_only() -> None:
     assert seconds("dense") == pytest.approx(costs.all_reduce(8, 4 * N).sent / 1e6)
 
 
+@pytest.mark.usefixtures("counted_time")
 @pytest.mark.parametrize("outer", ["dense", "topk(ratio=0.01)", "scalecom(ratio=0.1)", "laq(bits=4)"])
 def test_a_prediction_is_that_of_the_outer_method_among_hosts(outer: str) -> None:
     shapes = {"wide": (300, 200), "vector": (128,)}
@@ -124,7 +125,7 @@ def test_a_prediction_is_that_of_the_outer_method_among_hosts(outer: str) -> Non
     assert (ours.sent_bytes, ours.received_bytes) == (theirs.sent_bytes, theirs.received_bytes)
     assert (ours.rounds, ours.hops) == (theirs.rounds, theirs.hops)
     slow = Link(latency=0.01, bandwidth=1e5)
-    assert ours.step_seconds(slow) == pytest.approx(theirs.step_seconds(slow), rel=0.05)
+    assert ours.step_seconds(slow) == pytest.approx(theirs.step_seconds(slow), rel=0.01)
 
 
 # -- periodic averaging --------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def sharded(worker: Worker) -> str:
 
 
 def test_fsdp_refuses_it() -> None:
-    (said,) = run_local(sharded, 1, timeout=60)
+    (said,) = run_local(sharded, 1, timeout=400)
     assert "FSDP2's replicas are groups of their own: give its outer method alone" in said
 
 
@@ -290,7 +291,7 @@ def ddp(worker: Worker) -> dict[str, object]:
 
 
 def test_ddp_with_two_hosts_of_two_ranks() -> None:
-    everybody = run_local(ddp, 4, timeout=120)
+    everybody = run_local(ddp, 4, timeout=400)
     for rank, found in enumerate(everybody):
         for method in ("hierarchical(outer=dense, local=2)", METHOD):
             assert torch.equal(found[method], everybody[0][method]), f"{method}: rank {rank} differs"
@@ -314,7 +315,7 @@ def other_hosts(worker: Worker) -> str:
 
 
 def test_ranks_that_disagree_on_their_hosts_are_told() -> None:
-    for said in run_local(other_hosts, 4, timeout=60):
+    for said in run_local(other_hosts, 4, timeout=400):
         assert "rank 0, 1: hierarchical(outer=topk(ratio=0.01), local=2)" in said
         assert "rank 2, 3: hierarchical(outer=topk(ratio=0.01), local=4)" in said
 
@@ -332,29 +333,33 @@ def periodic(worker: Worker) -> tuple[torch.Tensor, dict[str, float]]:
 
 
 def test_periodic_averaging_in_processes() -> None:
-    everybody = run_local(periodic, 4, timeout=120)
+    everybody = run_local(periodic, 4, timeout=400)
     assert all(torch.equal(parameters, everybody[0][0]) for parameters, _ in everybody)
     sent = [metrics["bytes_sent"] for _, metrics in everybody]
     assert min(sent[0], sent[2]) > 2 * max(sent[1], sent[3]), "the others only compare where they are"
 
 
 def throttled(worker: Worker) -> tuple[float, float]:
+    """Seconds of the shortest step between hosts, and of all inside."""
     module = mlp()
     session = thinwire.Session(module.named_parameters(), "hierarchical(outer=dense, local=2)")
-    session.throttle("8mbit,latency=1ms")
+    session.throttle("1mbit,latency=1ms")
     zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    taken: list[float] = []
     for _ in range(4):
+        before = session.meter.total.seconds
         session.average(zeros)
-    total, inside = session.meter.total, session.meter.inside
+        taken.append(session.meter.total.seconds - before)
+    inside = session.meter.inside.seconds
     session.detach()
-    return total.seconds / 4, inside.seconds / 4
+    return min(taken), inside
 
 
 def test_a_throttle_is_between_hosts() -> None:
     entries = sum(p.numel() for p in mlp().parameters())
-    link = Link(latency=1e-3, bandwidth=1e6)
+    link = Link(latency=1e-3, bandwidth=1e6 / 8)
     expected = link.seconds_for(costs.all_reduce(2, 4 * entries))
-    (total, _), (none, inside), *_ = run_local(throttled, 4, timeout=60)
+    (total, _), (none, inside), *_ = run_local(throttled, 4, timeout=400)
     assert total == pytest.approx(expected, rel=0.5)
     assert total > 0.9 * expected
     assert none == 0
@@ -372,7 +377,7 @@ def dead_leader(worker: Worker) -> Caught | None:
 
 
 def test_a_dead_leader_is_named_on_every_rank() -> None:
-    for outcome in start_local(dead_leader, 4, timeout=60, group_timeout=TIMEOUT):
+    for outcome in start_local(dead_leader, 4, timeout=400, group_timeout=TIMEOUT):
         if outcome.rank == 2:
             assert outcome.exit_code == 7
             continue
@@ -414,7 +419,7 @@ def by_groups(worker: Worker) -> dict[str, object]:
 
 
 def test_hosts_may_be_the_ranks_of_given_groups() -> None:
-    everybody = run_local(by_groups, 4, timeout=120)
+    everybody = run_local(by_groups, 4, timeout=400)
     for found in everybody:
         assert found["method"] == "hierarchical(outer=topk(ratio=0.2), local=2)"
         assert found["mean"] == {1.5}
@@ -455,7 +460,7 @@ def wrong_groups(worker: Worker) -> list[str]:
 
 
 def test_groups_that_do_not_share_out_the_ranks_are_refused_by_all() -> None:
-    everybody = run_local(wrong_groups, 4, timeout=120)
+    everybody = run_local(wrong_groups, 4, timeout=400)
     expected = [
         "inner_group has 1 or 3 ranks, and every host must have as many as the others",
         "inner_group of rank 2 has the ranks [], and that of others differs",
@@ -488,7 +493,7 @@ def unknown_host(worker: Worker) -> tuple[str, float]:
 
 
 def test_a_rank_that_does_not_know_its_host_is_reported_by_all_at_once() -> None:
-    for said, took in run_local(unknown_host, 2, timeout=90):
+    for said, took in run_local(unknown_host, 2, timeout=400):
         assert "disagree on hosts: rank 0: the method; rank 1: hierarchical: LOCAL_WORLD_SIZE" in said
         assert "start with torchrun, or give it" in said
-        assert took < 20, "without waiting for a timeout"
+        assert took < 45, "without waiting for a timeout"

@@ -1,6 +1,7 @@
 """Lazy aggregation between real processes: bytes by the kernel's counters, slow workers, dead ones."""
 
 import os
+import statistics
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from thinwire.net.launch import Worker, run_local, start_local
 from thinwire.net.roll_call import GRACE_SECONDS
 from thinwire.tools.lab import inside, namespaces
 
-TIMEOUT, SLACK = 8.0, 6.0
+TIMEOUT, SLACK = 16.0, 12.0
 
 
 def network() -> nn.Module:
@@ -62,7 +63,7 @@ def test_an_interface_sends_what_the_meter_says_and_less_than_dense() -> None:
         pytest.skip(reason)
     lag, laq, steps = "lag(xi=0.0001)", "laq(bits=4, xi=0.0001, max_skip=2)", 25
     with namespaces.network(3) as hosts:
-        ranks = run_local(carried, 3, ("dense", lag, laq), steps, hosts=hosts, timeout=150)
+        ranks = run_local(carried, 3, ("dense", lag, laq), steps, hosts=hosts, timeout=400)
     for rank, by_method in enumerate(ranks):
         for method, counted in by_method.items():
             ratio = counted["kernel"] / counted["metered"]
@@ -78,19 +79,20 @@ def test_an_interface_sends_what_the_meter_says_and_less_than_dense() -> None:
     assert sent[laq] < 0.15 * sent["dense"]
 
 
-def naps(worker: Worker, nap: float, steps: int) -> float:
+def naps(worker: Worker, nap: float, steps: int) -> list[float]:
     model = network()
     session = thinwire.Session(model.named_parameters(), "lag(xi=1e9)")
     x = torch.randn(4, 200, generator=torch.Generator().manual_seed(worker.rank))
     session.average({name: p.detach() for name, p in model.named_parameters()})
-    begin = time.monotonic()
+    seconds = []
     for _ in range(steps):
+        begin = time.monotonic()
         model.zero_grad()
         model(x).square().mean().backward()
         if worker.rank == 1:
             time.sleep(nap)
         session.average({name: p.grad for name, p in model.named_parameters()})
-    seconds = time.monotonic() - begin
+        seconds.append(time.monotonic() - begin)
     assert session.meter.by_operation["all_gather"].operations == steps + 1
     session.detach()
     return seconds
@@ -99,8 +101,9 @@ def naps(worker: Worker, nap: float, steps: int) -> float:
 def test_a_slow_rank_delays_a_step_by_its_own_time_and_no_more() -> None:
     """One round of flags a step: nobody waits twice."""
     nap, steps = 0.5, 6
-    for seconds in run_local(naps, 3, nap, steps, timeout=120):
-        assert nap * (steps - 1) < seconds < 2 * nap * steps
+    for seconds in run_local(naps, 3, nap, steps, timeout=400):
+        assert sum(seconds) > nap * (steps - 1)
+        assert statistics.median(seconds) < 2 * nap
 
 
 def one_dies(worker: Worker, how: str) -> tuple[str, str, float] | None:
@@ -140,7 +143,7 @@ def one_dies(worker: Worker, how: str) -> tuple[str, str, float] | None:
 
 @pytest.mark.parametrize("how", ["session", "laq", "lag-ps"])
 def test_a_dead_rank_raises_on_all_others_in_time(how: str) -> None:
-    for outcome in start_local(one_dies, 3, how, timeout=60, group_timeout=TIMEOUT):
+    for outcome in start_local(one_dies, 3, how, timeout=400, group_timeout=TIMEOUT):
         if outcome.rank == 1:
             assert outcome.exit_code == 7
             continue

@@ -190,8 +190,8 @@ def trained(worker: Worker, wrapped: bool) -> tuple[torch.Tensor, int, int]:
 
 
 def test_under_ddp_and_in_a_loop_of_ones_own() -> None:
-    under_ddp = run_local(trained, 2, True, timeout=120)
-    alone = run_local(trained, 2, False, timeout=120)
+    under_ddp = run_local(trained, 2, True, timeout=400)
+    alone = run_local(trained, 2, False, timeout=400)
     assert torch.equal(under_ddp[0][0], under_ddp[1][0])
     assert torch.allclose(under_ddp[0][0], alone[0][0], atol=1e-5)
     for (_, a, steps), (_, b, _) in zip(under_ddp, alone, strict=True):

@@ -27,7 +27,7 @@ def in_hosts(function: Callable[..., Any], size: int, *arguments: object, per_ho
         pytest.skip(reason)
     with namespaces.network(size // per_host) as hosts:
         places = [hosts[rank // per_host] for rank in range(size)]
-        return run_local(function, size, *arguments, hosts=places, timeout=150)
+        return run_local(function, size, *arguments, hosts=places, timeout=400)
 
 
 def transmitted() -> int:

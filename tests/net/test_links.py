@@ -258,7 +258,7 @@ def dying(worker: Worker) -> None:
 
 
 def test_a_peer_that_dies_is_named_under_a_throttle_too() -> None:
-    first, second = start_local(dying, 2, group_timeout=20.0)
+    first, second = start_local(dying, 2, group_timeout=60.0)
     assert second.exit_code == 3
     assert "PeerError" in (first.error or "")
     assert "no word from rank 1" in (first.error or "")

@@ -168,7 +168,7 @@ def gathered(members):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     return errors
 
 

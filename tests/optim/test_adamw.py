@@ -102,7 +102,7 @@ def both(worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def test_it_equals_the_hook_of_attach_bit_for_bit() -> None:
-    first, second = run_local(both, 2, timeout=150)
+    first, second = run_local(both, 2, timeout=400)
     for name in first:
         assert torch.equal(first[name], second[name]), f"{name}: replicas differ"
     assert torch.equal(first["ddp"], first["alone"])
@@ -147,7 +147,7 @@ def resumed(worker: Worker, folder: Path) -> list[bool]:
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    assert run_local(resumed, 2, tmp_path, timeout=150) == [[True] * 3] * 2
+    assert run_local(resumed, 2, tmp_path, timeout=400) == [[True] * 3] * 2
 
 
 def odd_cases(worker: Worker) -> None:
@@ -209,4 +209,4 @@ def odd_cases(worker: Worker) -> None:
 
 
 def test_groups_missing_gradients_scalers_and_states_of_torch() -> None:
-    run_local(odd_cases, 2, timeout=150)
+    run_local(odd_cases, 2, timeout=400)

@@ -38,7 +38,7 @@ def run(command: list[str], cwd: Path, **environment: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=400,
     )
 
 

@@ -50,6 +50,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: 
 
 
 def decide(worker: Worker, link: str) -> dict[str, object]:
+    probing.LONG_ENOUGH = 0.6  # a busy machine delays a message, hardly the time of many
     model, optimizer, session = start(link)
     train(model, optimizer, worker.rank, auto.STEPS)
     before = str(session.method)
@@ -74,7 +75,7 @@ def decide(worker: Worker, link: str) -> dict[str, object]:
 
 
 def test_a_slow_link_gets_a_method_on_all_ranks_alike() -> None:
-    ranks = run_local(decide, 2, "20mbit", timeout=150)
+    ranks = run_local(decide, 2, "20mbit", timeout=400)
     first = ranks[0]
     assert (first["before"], first["undecided"], first["decided"]) == ("dense", True, True)
     assert first["method"] in FEW[1:]
@@ -109,7 +110,7 @@ def with_adamw(worker: Worker) -> tuple[str, torch.Tensor, bool]:
 
 
 def test_with_adamw_it_may_choose_adam() -> None:
-    (first, parameters, frozen), (second, others, _) = run_local(with_adamw, 2, timeout=150)
+    (first, parameters, frozen), (second, others, _) = run_local(with_adamw, 2, timeout=400)
     assert first == second == str(thinwire.parse(ADAM))
     assert torch.equal(parameters, others)
     assert frozen
@@ -137,7 +138,7 @@ def resume(worker: Worker, folder: str) -> tuple[str, bool, bool, str]:
 
 
 def test_a_checkpoint_keeps_the_choice_and_a_resumed_run_does_not_ask_again(tmp_path) -> None:
-    for chosen, early, same, again in run_local(resume, 2, str(tmp_path), timeout=150):
+    for chosen, early, same, again in run_local(resume, 2, str(tmp_path), timeout=400):
         assert chosen != "dense"
         assert again == chosen
         assert early is False
@@ -152,7 +153,7 @@ def alone(worker: Worker) -> tuple[str, bool]:
 
 
 def test_one_rank_alone_stays_dense() -> None:
-    assert run_local(alone, 1, timeout=100) == [("dense", True)]
+    assert run_local(alone, 1, timeout=400) == [("dense", True)]
 
 
 def rank_0_fails(worker: Worker) -> None:
@@ -163,7 +164,7 @@ def rank_0_fails(worker: Worker) -> None:
 
 def test_a_failure_of_rank_0_is_heard_by_all() -> None:
     with pytest.raises(WorkerFailedError) as raised:
-        run_local(rank_0_fails, 2, timeout=100)
+        run_local(rank_0_fails, 2, timeout=400)
     text = str(raised.value)
     assert text.count("ThinwireError: auto: rank 0 could not plan: ConfigError: unknown method") == 2
 
@@ -254,7 +255,7 @@ def with_checkpointer(worker: Worker, folder: str) -> dict[str, object]:
 
 
 def test_a_checkpointer_continues_an_automatic_schedule_bit_for_bit(tmp_path: Path) -> None:
-    for rank in run_local(with_checkpointer, 2, str(tmp_path), timeout=200):
+    for rank in run_local(with_checkpointer, 2, str(tmp_path), timeout=400):
         assert rank["method"] == SCHEDULE
         assert rank["between"] > 0, "saved between two sync rounds"
         assert rank["differs"] == rank["between"]
@@ -263,7 +264,7 @@ def test_a_checkpointer_continues_an_automatic_schedule_bit_for_bit(tmp_path: Pa
 
 
 def test_auto_may_choose_periodic_averaging_and_its_checkpoint_continues() -> None:
-    first, second = run_local(with_table, 2, None, timeout=200)
+    first, second = run_local(with_table, 2, None, timeout=400)
     assert first["method"] == second["method"] == SCHEDULE
     assert first["between"] > 0, "replicas differ between sync rounds"
     assert first["after"] == 0
@@ -275,7 +276,7 @@ def test_auto_may_choose_periodic_averaging_and_its_checkpoint_continues() -> No
 
 
 def test_equal_replicas_leave_periodic_averaging_out() -> None:
-    first, second = run_local(with_table, 2, "equal", timeout=200)
+    first, second = run_local(with_table, 2, "equal", timeout=400)
     assert first["method"] == second["method"] == "fp16"
     assert (first["between"], first["every"], first["again"]) == (0, None, "fp16")
 
@@ -284,7 +285,7 @@ class Slowly(nn.Module):
     """Computes for a while, on no core: so what a busy machine does to a step hardly counts."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.1)
+        time.sleep(0.4)
         return x
 
 
@@ -342,7 +343,7 @@ def test_when_the_link_changes_another_method_is_taken(
     first: str, then: str, chosen: str, later: str
 ) -> None:
     slow = chosen if first == SLOW else later
-    ranks = run_local(changing, 2, first, then, slow, timeout=300)
+    ranks = run_local(changing, 2, first, then, slow, timeout=400)
     for each in ranks:
         assert (each["chosen"], each["then"]) == (chosen, later)
         assert each["steps"] == auto.STEPS + 3 + 24

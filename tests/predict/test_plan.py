@@ -20,6 +20,7 @@ from thinwire.predict import evidence, language
 from thinwire.predict import recommend as planning
 from thinwire.tools.cli import app
 
+pytestmark = pytest.mark.usefixtures("counted_time")
 SHAPES = {"hidden": (400, 300), "bias": (400,), "head": (10, 400)}
 FEW = ("fp16", "topk(ratio=0.01)", "powersgd(rank=4)", "a2sgd(average_every=32)", "dgc(ratio=0.01)")
 SLOW, FAST = Link(1e-4, 1.25e6), Link(1e-6, 1e12)
@@ -364,7 +365,7 @@ def test_probe_under_torchrun() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "thinwire", "plan", "--probe", "--parameters", "5000", "-m", "fp16", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads(done.stdout)
     assert record["workers"] == 2

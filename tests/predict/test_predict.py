@@ -146,7 +146,8 @@ def test_bytes_of_a_thousand_workers_without_a_thousand_workers() -> None:
     assert (dense.sent_bytes, dense.hops, dense.rounds) == (expected.sent, 2 * 1023, 1)
 
 
-def test_decoding_grows_with_the_workers_and_means_do_not() -> None:
+def test_decoding_grows_with_the_workers_and_means_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.thread_time)  # other processes do not count
     shapes = {"weight": (300, 400)}
     gathered = [predict.profile("qsgd(reduce='gather')", shapes, size) for size in (4, 64, 1024)]
     work = [each.compression_seconds for each in gathered]
@@ -164,6 +165,7 @@ def test_turns_are_averaged() -> None:
     assert both.payload_bytes == 2 * (400 + 100) * 4 / 2
 
 
+@pytest.mark.usefixtures("counted_time")
 def test_the_averaging_of_replicas_counts() -> None:
     often, seldom = (predict.profile(f"a2sgd(average_every={n})", SHAPES, 4) for n in (2, 200))
     assert often.reconciliation is not None
@@ -299,6 +301,7 @@ def test_the_exchange_of_a_delayed_step_runs_beside_the_next_one() -> None:
     )
 
 
+@pytest.mark.usefixtures("counted_time")
 @pytest.mark.parametrize("wait", ["1", "'auto'"])
 def test_a_delayed_method_takes_as_long_as_the_longer_of_computing_and_exchange(wait: str) -> None:
     slow = Link(latency=1e-3, bandwidth=1e5)
@@ -406,6 +409,7 @@ def periodic_session(method: str, rank_info: RankInfo) -> PeriodicSession:
     return session
 
 
+@pytest.mark.usefixtures("counted_time")
 def test_what_overlaps_is_not_waited_for() -> None:
     blocking, hidden = (
         predict.periodic_profile(f"pqasgd(every=8, bits=4{more})", SHAPES, 4) for more in ("", ", overlap=4")
@@ -417,6 +421,7 @@ def test_what_overlaps_is_not_waited_for() -> None:
     assert hidden.sent_bytes == blocking.sent_bytes
 
 
+@pytest.mark.usefixtures("counted_time")
 @pytest.mark.parametrize("method", ["lag", "laq(bits=4)"])
 def test_a_lazy_method_has_a_step_without_uploads(method: str) -> None:
     played = predict.profile(method, SHAPES, 4, repeats=2)
@@ -453,6 +458,7 @@ def test_always_and_never_are_told_apart() -> None:
     assert predict.break_even_bandwidth("dense", SHAPES, 4) is None
 
 
+@pytest.mark.usefixtures("counted_time")
 def test_speed_up_falls_with_the_bandwidth() -> None:
     ups = [predict.speed_up("topk", SHAPES, 4, Link(1e-5, bandwidth)) for bandwidth in (1e4, 1e6, 1e10)]
     assert ups[0] > ups[1] > ups[2]

@@ -106,7 +106,7 @@ def hover(page: playwright.Page, chart: playwright.Locator, marks: list[list[flo
     for x, y in marks[len(marks) // 2 :][:5]:
         page.mouse.move(x - 3, y)
         page.mouse.move(x, y)
-        for _ in range(30):
+        for _ in range(150):
             if text := chart.locator(".hoverlayer").first.text_content():
                 return text
             page.wait_for_timeout(20)

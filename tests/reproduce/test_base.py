@@ -79,7 +79,7 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
     other = multiprocessing.get_context("fork").Process(target=share_work, args=(tmp_path, names[::-1]))
     other.start()
     assert share_work(tmp_path, names) == {name: len(name) for name in names}
-    other.join(30)
+    other.join(200)
     assert other.exitcode == 0
     assert sorted((tmp_path / "log").read_text().split()) == sorted(names)
 

@@ -72,7 +72,7 @@ def command(folder: Path, *words: str, launcher: tuple[str, ...] = RUN, process:
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
 

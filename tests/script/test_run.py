@@ -181,12 +181,12 @@ def test_a_failing_worker_ends_all_with_its_traceback_last_and_its_code(tmp_path
         raise ValueError("this is why")
     train(model, optimizer, 1)
     import time
-    time.sleep(100)
+    time.sleep(1000)
     """
     begin = time.monotonic()
     done = run(tmp_path, source, *TOPK)
     assert done.returncode == 1
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 300
     *_, failed, first, where, _, last = done.stderr.strip().splitlines()
     assert failed == "thinwire: worker 1 failed:"
     assert (first, last) == ("Traceback (most recent call last):", "ValueError: this is why")
@@ -298,7 +298,7 @@ def test_interrupting_ends_all_workers(tmp_path: Path) -> None:
             time.sleep(0.1)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode != 0

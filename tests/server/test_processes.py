@@ -17,7 +17,7 @@ from thinwire.net.roll_call import default_store
 from thinwire.server import AsyLPG, asylpg, serve, work
 
 LINEAR = {**EASY, "epochs": 8, "mode": "centered"}
-TIMEOUT = 5.0
+TIMEOUT = 10.0
 
 
 class Crash(BaseException):
@@ -125,7 +125,7 @@ def alone(worker: Worker):
         return None
     join = {"index": 0, "workers": 1, "name": "alone"}
     crashed = caught(lambda: work(Spoiled(40, crash), options, **join), Crash)
-    time.sleep(0.5)
+    time.sleep(2.0)
     return crashed[0], work(problem(), options, **join).updates
 
 
@@ -151,8 +151,9 @@ def resume(worker: Worker, file: str):
 
 def disagree(worker: Worker):
     """Worker 2 has other options: it is refused, the others begin without it."""
+    dist.barrier()  # the server waits so long for all: nobody may still be busy with something else
     options = {**LINEAR, "bits_up": 8 if worker.rank == 3 else 4}
-    run = lambda: asylpg(problem(), name="disagree", timeout=2.0, **options)  # noqa: E731
+    run = lambda: asylpg(problem(), name="disagree", timeout=TIMEOUT, **options)  # noqa: E731
     return caught(run, thinwire.DisagreementError) if worker.rank == 3 else told(run())
 
 
@@ -161,7 +162,7 @@ def too_few(worker: Worker):
     options = AsyLPG(**LINEAR)
     dist.barrier()  # the server must not wait while the worker is still busy with something else
     if worker.rank == 0:
-        run = {"workers": 3, "min_workers": 2, "name": "few", "timeout": 4.0}
+        run = {"workers": 3, "min_workers": 2, "name": "few", "timeout": TIMEOUT}
         return caught(lambda: serve(problem(), options, **run), thinwire.PeerError)
     if worker.rank == 1:
         join = {"index": 0, "workers": 3, "name": "few"}
@@ -211,7 +212,7 @@ def scenarios(worker: Worker, file: str):
 def outcomes(tmp_path_factory):
     """What the four ranks saw in all scenarios."""
     file = str(tmp_path_factory.mktemp("asylpg") / "state")
-    return run_local(scenarios, 4, file, timeout=150)
+    return run_local(scenarios, 4, file, timeout=400)
 
 
 def test_a_module_is_trained_on_all_ranks_alike(outcomes):
@@ -287,7 +288,7 @@ def test_a_run_that_diverges_says_so_everywhere(outcomes):
 def test_a_worker_without_a_server_does_not_wait_for_ever(outcomes):
     _, text, seconds = outcomes[1]["nobody"]
     assert "finds no server of shard 0" in text
-    assert seconds < 30  # half a second by its own timeout; torch may look a name up in vain meanwhile
+    assert seconds < 60  # half a second by its own timeout; torch may look a name up in vain meanwhile
 
 
 def killed_worker(worker: Worker):
@@ -296,7 +297,7 @@ def killed_worker(worker: Worker):
 
 
 def test_the_others_go_on_when_a_worker_is_killed():
-    outcomes = start_local(killed_worker, 4, timeout=120)
+    outcomes = start_local(killed_worker, 4, timeout=400)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 7, 0]
     server = outcomes[0].value
     assert len(server["lost"]) == 1
@@ -319,7 +320,7 @@ def stopped_worker(worker: Worker):
 
 @pytest.mark.slow
 def test_a_silent_worker_is_given_up():
-    server, _, silent, _ = run_local(stopped_worker, 4, timeout=100)
+    server, _, silent, _ = run_local(stopped_worker, 4, timeout=400)
     assert len(server["lost"]) == 1
     assert server["objective"] - optimum() < 1e-8
     assert silent is not None
@@ -347,9 +348,9 @@ def dying_server(worker: Worker, way: str):
 
 @pytest.mark.parametrize("way", ["killed", "stopped"])
 def test_a_server_that_dies_ends_all_workers_in_time(way):
-    outcomes = start_local(dying_server, 3, way, timeout=120)
+    outcomes = start_local(dying_server, 3, way, timeout=400)
     for outcome in outcomes[1:]:
         kind, text, seconds = outcome.value
         assert kind == "PeerError"
         assert "lost the server of shard 0" in text
-        assert seconds < TIMEOUT + 20  # with the time until it died, on a loaded machine
+        assert seconds < TIMEOUT + 60  # with the time until it died, on a loaded machine

@@ -44,7 +44,7 @@ class Members:
 
     def wait(self, *names):
         for name in names:
-            self._threads[name].join(120)
+            self._threads[name].join(300)
         return [self.found.get(name) for name in names]
 
 
@@ -181,6 +181,6 @@ def test_shards_join_only_authentic_parts():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(200)
         assert check(parts[0])
         assert check(parts[1])
