@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from thinwire.averaging.base import Outer
-from thinwire.core.layout import Layout
+from thinwire.averaging.spares import Spares
+from thinwire.core.layout import Layout, Slot
 from thinwire.core.shards import local
 from thinwire.errors import ConfigError
 
@@ -22,15 +24,15 @@ class Piece:
     start: int
     stop: int
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         return self.stop - self.start == local(self.parameter).numel()
 
-    @property
+    @cached_property
     def key(self) -> str:
         return self.name if self.whole else f"{self.name}[{self.start}:{self.stop}]"
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(local(self.parameter).shape) if self.whole else (self.stop - self.start,)
 
@@ -47,6 +49,8 @@ class Block:
         self.pieces = list(pieces)
         device, dtype = pieces[0].parameter.device, master_dtype(pieces[0].parameter.dtype)
         self.layout = Layout.of(((piece.key, piece.shape) for piece in pieces), dtype, device)
+        self.exchanged = self.layout
+        """Where each piece is in the flat memory of a change, which is the same or in another order."""
         self.anchor = torch.empty(self.layout.numel, dtype=dtype, device=anchor_device or device)
         self.velocity = torch.zeros_like(self.anchor) if velocity else None
         self.set_anchor()
@@ -65,14 +69,40 @@ class Block:
         """Make the current parameters the anchor; they must be equal on all ranks."""
         self.anchor.copy_(self.read())
 
-    def change(self, own: torch.Tensor) -> torch.Tensor:
-        """anchor - params, with what `read` returned."""
-        return torch.sub(self.anchor.to(self.layout.device), own)
+    def arrange(self, kind: Callable[[Slot], Hashable]) -> None:
+        """Let the pieces of each kind lie together in a change: they are exchanged as they are there."""
+        kinds: dict[Hashable, list[int]] = {}
+        for number, slot in enumerate(self.layout.slots):
+            kinds.setdefault(kind(slot), []).append(number)
+        order = [number for numbers in kinds.values() for number in numbers]
+        moved = dict(zip(order, self.layout.pick(self.layout.slots[n] for n in order).slots, strict=True))
+        slots = tuple(moved[number] for number in range(len(order)))
+        self.exchanged = Layout(slots, self.layout.dtype, self.layout.device)
+
+    def change(self, spares: Spares, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """anchor - params, laid out as `exchanged`; and with `keep` the parameters, as `read` has them."""
+        change, own = spares.lend(self.exchanged), spares.lend(self.layout) if keep else None
+        anchors = self.layout.parts(self.anchor.to(self.layout.device))
+        copies = [None] * len(self.pieces) if own is None else self.layout.parts(own)
+        every = zip(self.pieces, anchors, self.exchanged.parts(change), copies, strict=True)
+        for piece, anchor, difference, copy in every:
+            values = piece.of(piece.parameter).reshape(-1).to(self.layout.dtype)
+            torch.sub(anchor, values if copy is None else copy.copy_(values), out=difference)
+        return change, own
+
+    def in_order(self, change: torch.Tensor) -> torch.Tensor:
+        """A copy of a change, laid out as the anchor."""
+        return torch.cat(self.exchanged.parts(change))
+
+    def set_change(self, change: torch.Tensor, values: torch.Tensor) -> None:
+        """Fill a change with what `in_order` returned."""
+        for to, part in zip(self.exchanged.parts(change), self.layout.parts(values), strict=True):
+            to.copy_(part)
 
     def apply(self, mean: torch.Tensor, outer: Outer) -> None:
         """Take the outer step, and set the parameters to its result."""
-        outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
-        self.write(self.anchor)
+        for piece, anchor in self._outer_steps(mean, outer):
+            piece.of(piece.parameter).copy_(anchor.view(piece.shape))
 
     def apply_late(self, mean: torch.Tensor, outer: Outer, blend: float | None, begun: torch.Tensor) -> None:
         """Take the outer step, some local steps after the sync round began with the parameters `begun`.
@@ -80,15 +110,24 @@ class Block:
         With `blend=None` what the local steps have changed since then is added to the result. Otherwise the
         parameters are set to the result, except for the share `blend`.
         """
-        outer.step(self.anchor, mean.to(self.anchor.device), self.velocity)
-        parts = self.layout.parts
-        both = zip(self.pieces, parts(self.anchor.to(self.layout.device)), parts(begun), strict=True)
-        for piece, anchor, before in both:
+        for (piece, anchor), before in zip(
+            self._outer_steps(mean, outer), self.layout.parts(begun), strict=True
+        ):
             target = piece.of(piece.parameter)
             own = target.reshape(-1).to(self.layout.dtype)  # the memory of the parameter, if it can be
             moved = own.sub_(before).add_(anchor) if blend is None else own.lerp_(anchor, 1 - blend)
             if moved.data_ptr() != target.data_ptr():
                 target.copy_(moved.view(piece.shape))
+
+    def _outer_steps(self, mean: torch.Tensor, outer: Outer) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """The pieces with their new anchors, one after the other: each is used while it is in the cache."""
+        parts, velocity = self.layout.parts, self.velocity
+        velocities = [None] * len(self.pieces) if velocity is None else parts(velocity)
+        means = self.exchanged.parts(mean.to(self.anchor.device))
+        every = zip(self.pieces, parts(self.anchor), means, velocities, strict=True)
+        for piece, anchor, its_mean, its_velocity in every:
+            outer.step(anchor, its_mean, its_velocity)
+            yield piece, anchor.to(self.layout.device)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 
 from thinwire.averaging.base import Outer
 from thinwire.averaging.fragments import Block, Fragment, Piece
+from thinwire.averaging.spares import Spares
 from thinwire.core.agreement import signed
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.optimizer_state import remembered
@@ -44,6 +45,8 @@ class SyncRound:
     """Of what is equal on all ranks; 0 in a sync round that does not compare it."""
     times: tuple[int, int] = (0, 0)
     """This rank's, from `Pace.take`."""
+    spares: Spares = field(default_factory=Spares)
+    """The memory for changes, from and for other sync rounds."""
     all_times: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Those of all ranks, once they have compared."""
     changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
@@ -69,14 +72,20 @@ class SyncRound:
 
     def snapshot(self) -> None:
         """Copy the tensors to send: the next step may begin before they are sent."""
-        own = [block.read() for block in self.blocks]
-        self.changes = [block.change(flat) for block, flat in zip(self.blocks, own, strict=True)]
-        self.begun = own if self.late else []
+        both = [block.change(self.spares, keep=self.late) for block in self.blocks]
+        self.changes = [change for change, _ in both]
+        self.begun = [own for _, own in both if own is not None]
         self.dense = [target.detach().clone().contiguous().view(-1) for target in self.targets.values()]
+
+    def release(self) -> None:
+        """The results have been applied or refused: their memory is free."""
+        for flat in (*self.changes, *self.begun):
+            self.spares.give_back(flat)
+        self.changes, self.begun = [], []
 
     @property
     def views(self) -> list[View]:
-        return [View(block.layout, flat, flat) for block, flat in self.results()]
+        return [View(block.exchanged, flat, flat) for block, flat in self.results()]
 
     @property
     def finite(self) -> bool:

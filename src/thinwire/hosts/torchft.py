@@ -278,7 +278,8 @@ class ManagedPeriodicSession(PeriodicSession):
         self, numbers: Sequence[int], delay: int, *, buffers: bool, forced: bool = False
     ) -> SyncRound:
         """All of the model, and after the quorum: a group that is behind gets the common model there."""
-        own = [block.change(block.read()) for block in self.blocks] if self._keeps_change else []
+        blocks = self.blocks if self._keeps_change else []
+        own = [torch.sub(block.anchor.to(block.layout.device), block.read()) for block in blocks]
         self._peer = None
         begin = time.monotonic()
         self._manager.start_quorum()
@@ -292,7 +293,10 @@ class ManagedPeriodicSession(PeriodicSession):
     def _sync_now(self, sync_round: SyncRound) -> None:
         before = self.meter.total
         if self._keeps_change:
-            self._attempt = self._manager.current_step(), [change.clone() for change in sync_round.changes]
+            self._attempt = (
+                self._manager.current_step(),
+                [block.in_order(change) for block, change in sync_round.results()],
+            )
         self._committed = self._groups.run(Timed(self._program(sync_round), self.meter))
         if self._committed:
             self._attempt = None

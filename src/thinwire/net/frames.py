@@ -203,22 +203,34 @@ def pack(
     _WHOSE.pack_into(head, 0, MAGIC, version, mark, step % _LIMIT)
     if ragged:
         struct.pack_into(f"<{len(parts)}I", head, HEADER_BYTES, *(part.numel() for part in parts))
+    contents = [as_bytes(parts[index]) for index in _order(parts)]
+    if device.type == "cpu":
+        _fill(memory_of(buffer), head, [memory_of(content) for content in contents])
+        return buffer
     buffer[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
-    checksum = Checksum(memory_of(buffer)) if device.type == "cpu" else None
     position = len(head)
-    for index in _order(parts):
-        for piece in cast("Sequence[torch.Tensor]", as_bytes(parts[index]).split(_BLOCK_BYTES)):
-            buffer[position : position + piece.numel()] = piece
-            position += piece.numel()
-            if checksum is not None:
-                checksum.add_until(position)
+    for content in contents:
+        buffer[position : position + content.numel()] = content
+        position += content.numel()
     buffer[position:] = 0
-    if checksum is None:
-        seal(buffer)
-    else:
-        checksum.add_until(total)
-        checksum.write()
+    seal(buffer)
     return buffer
+
+
+def _fill(frame: memoryview, head: bytearray, contents: Sequence[memoryview]) -> None:
+    """Header and contents, with the checksum; the rest is zero."""
+    position = len(head)
+    frame[:position] = head
+    checksum = Checksum(frame)
+    for content in contents:
+        for begin in range(0, len(content), _BLOCK_BYTES):
+            piece = content[begin : begin + _BLOCK_BYTES]
+            frame[position : position + len(piece)] = piece
+            position += len(piece)
+            checksum.add_until(position)
+    frame[position:] = bytes(len(frame) - position)
+    checksum.add_until(len(frame))
+    checksum.write()
 
 
 def _check_header(

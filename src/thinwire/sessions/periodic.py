@@ -16,6 +16,7 @@ from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import Block, cut
 from thinwire.averaging.gradient_warmup import GradientWarmup
 from thinwire.averaging.pace import Pace, overlap_for
+from thinwire.averaging.spares import Spares
 from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
 from thinwire.core.agreement import EVERY, digest_of
 from thinwire.core.channel import Program
@@ -88,6 +89,7 @@ class PeriodicSession(BaseSession):
         self._optimizer_tensors = OptimizerTensors(optimizer)
         self.clock = Clock(method, seed)
         self._pace = Pace()
+        self.spares = Spares()
         self.fragments = cut(
             self.parameters,
             method.fragment_count,
@@ -104,6 +106,8 @@ class PeriodicSession(BaseSession):
             link=link,
         )
         self.engine.confirms = False  # sync rounds do
+        for block in self.blocks:
+            block.arrange(self.engine.router.exchange_for)
         self.gradient_warmup = (
             GradientWarmup(
                 self.blocks, method.warmup_exchange, self.engine.router, steps=method.warmup, seed=seed
@@ -357,7 +361,15 @@ class PeriodicSession(BaseSession):
         step = self.clock.step
         which = [*numbers, *([-1] if forced else [])]
         sync_round = SyncRound(
-            step, self.sync_rounds, which, fragments, dense, step + delay, self._digest(), self._pace.take()
+            step,
+            self.sync_rounds,
+            which,
+            fragments,
+            dense,
+            step + delay,
+            self._digest(),
+            self._pace.take(),
+            self.spares,
         )
         self.sync_rounds += 1
         with torch.no_grad():
@@ -459,15 +471,16 @@ class PeriodicSession(BaseSession):
     def _apply(self, sync_round: SyncRound) -> None:
         if self.method.measures_overlap and sync_round.all_times:
             self.clock.overlap = overlap_for(sync_round.all_times, self.method.period)
-        if not sync_round.finite:
+        if sync_round.finite:
+            outer = self.method.outer if sync_round.step > self.method.warmup else Outer()
+            sync_round.apply(outer, self.method.blend_share)
+            sync_round.apply_dense()
+            if self.method.momentum == "reset":
+                pieces = [piece for fragment in sync_round.fragments for piece in fragment.pieces]
+                self._optimizer_tensors.forget(pieces)
+        else:
             self._abort(sync_round)
-            return
-        outer = self.method.outer if sync_round.step > self.method.warmup else Outer()
-        sync_round.apply(outer, self.method.blend_share)
-        sync_round.apply_dense()
-        if self.method.momentum == "reset":
-            pieces = [piece for fragment in sync_round.fragments for piece in fragment.pieces]
-            self._optimizer_tensors.forget(pieces)
+        sync_round.release()
 
     def _abort(self, sync_round: SyncRound) -> None:
         """All ranks go back to the last common model; they decide it from the same numbers."""

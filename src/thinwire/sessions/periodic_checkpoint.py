@@ -168,7 +168,7 @@ def _saved_round(sync_round: SyncRound) -> dict[str, Any]:
         "number": sync_round.number,
         "due": sync_round.due,
         "fragments": list(sync_round.numbers),
-        "changes": [change.clone() for change in sync_round.changes],
+        "changes": [block.in_order(change) for block, change in sync_round.results()],
         "begun": [flat.clone() for flat in sync_round.begun],
         "buffers": _copy(dict(zip(sync_round.targets, sync_round.dense, strict=True))),
     }
@@ -196,10 +196,12 @@ def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRou
     fragments = [session.fragments[number] for number in numbers]
     targets = {name: session.all_buffers[name] for name in given["buffers"]}
     sync_round = SyncRound(given["step"], given["number"], list(numbers), fragments, targets, given["due"])
+    sync_round.spares = session.spares
     sync_round.snapshot()
-    for name in ("changes", "begun"):
-        for mine, saved in zip(getattr(sync_round, name), given[name], strict=True):
-            mine.copy_(saved)
+    for (block, mine), saved in zip(sync_round.results(), given["changes"], strict=True):
+        block.set_change(mine, saved)
+    for mine, saved in zip(sync_round.begun, given["begun"], strict=True):
+        mine.copy_(saved)
     for mine, saved in zip(sync_round.dense, given["buffers"].values(), strict=True):
         mine.copy_(saved)
     return sync_round

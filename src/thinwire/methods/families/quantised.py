@@ -152,7 +152,7 @@ class Quantised(Exchange):
         mean = own.float() / ch.size
         others = [parts for rank, parts in enumerate(received) if rank != ch.rank]
         if others:
-            mean += self.decode(others, mean.numel()) * ((ch.size - 1) / ch.size)
+            mean += self.decode(others, mean.numel()).mul_((ch.size - 1) / ch.size)
         self.turn_back(mean, rotation + ch.rank)
         return mean
 
@@ -243,21 +243,27 @@ class TwoShotMean:
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
         """error -= the decoded codes of this rank. The owner of a stretch keeps what the second code lost."""
-        del scratch
+        room = scratch if scratch.dtype == torch.float32 else torch.empty_like(error)
         for owner, stretch in enumerate(self.stretches):
-            error[stretch] -= self.codec.decode([self.coded[owner]], stretch.stop - stretch.start)
-        lost = self.reduced - self._stretch(self.rank)
-        error[self.stretches[self.rank]] = lost * len(self.stretches)
+            if owner != self.rank:
+                self.codec.decode_mean([self.coded[owner]], room[stretch])
+                error[stretch] -= room[stretch]
+        own = self.stretches[self.rank]
+        self._decode(self.rank, room[own])
+        torch.sub(self.reduced, room[own], out=error[own]).mul_(len(self.stretches))
 
     def write(self, out: torch.Tensor) -> None:
         for owner, stretch in enumerate(self.stretches):
-            out[stretch] = self._stretch(owner)
+            self._decode(owner, out[stretch])
 
-    def _stretch(self, owner: int) -> torch.Tensor:
-        width = self.stretches[owner].stop - self.stretches[owner].start
+    def _decode(self, owner: int, out: torch.Tensor) -> None:
+        if out.numel() == self.longest and out.dtype == torch.float32:
+            self.codec.decode_mean([self.gathered[owner]], out)
+            self.codec.turn_back(out, self.rotation - 1 - owner)
+            return
         decoded = self.codec.decode([self.gathered[owner]], self.longest)
         self.codec.turn_back(decoded, self.rotation - 1 - owner)
-        return decoded[:width]
+        out.copy_(decoded[: out.numel()])
 
 
 def padded(x: torch.Tensor, size: int) -> torch.Tensor:
