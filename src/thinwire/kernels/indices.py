@@ -12,6 +12,7 @@ from thinwire.kernels import check
 from thinwire.kernels.dispatch import dispatch
 from thinwire.kernels.reference import indices as reference
 from thinwire.kernels.reference.indices import INDEX_BITS
+from thinwire.kernels.scatter import ascending_in_range
 
 
 def bitmap(indices: Tensor, n: int) -> Tensor:
@@ -44,7 +45,7 @@ def from_elias_fano(code: Tensor, n: int, k: int, low: int) -> Tensor:
     if code.device.type != "cpu":
         return dispatch(reference.static_from_elias_fano, code, k, low, plain)
     found = dispatch(reference.from_elias_fano, code, k, low, plain)
-    if found is None or (k and (int(found[-1]) >= n or not bool((found[1:] > found[:-1]).all()))):
+    if found is None or not ascending_in_range(found, n):
         raise PayloadError(f"an index code does not hold {k} ascending indices below {n}")
     return found
 

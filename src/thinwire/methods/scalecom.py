@@ -9,7 +9,7 @@ import torch
 from thinwire import kernels
 from thinwire.core import Channel, Exchange, Layout, Traits, checks
 from thinwire.core.traits import Scope
-from thinwire.methods.families.feedback import Entries, Residual, poisoned
+from thinwire.methods.families.feedback import Entries, Residual, at, poisoned
 from thinwire.methods.families.indices import LONGEST_CHUNK, ChunkCode, ShortestCode
 from thinwire.methods.families.sparse import SparseMean, count_of
 
@@ -75,15 +75,15 @@ class ScaleCom(Exchange):
         if ch.rank == leader:
             coded = code.encode(code.choose(m, x))  # I = top_k(p_l)
         indices = code.decode((await ch.broadcast([coded], leader))[0])
-        where, old = indices.long(), m[indices.long()]
-        p = poisoned(old + x[where], x, indices)  # p = m + g on I
+        old = at(m, indices)
+        p = poisoned(old + at(x, indices), x, indices)  # p = m + g on I
         mean = SparseMean([Entries(indices, await ch.mean(p, p))], n=x.numel())
         if await ch.commit(mean.finite):
             if self.beta == 1:
                 kernels.commit_feedback(m, x, indices)  # m = m + g, and 0 on I
             else:
                 m.add_(x, alpha=self.beta)  # m = m + beta (g - p on I)
-                m[where] = (1 - self.beta) * old
+                m[indices.long()] = (1 - self.beta) * old
         mean.write(out, ch)  # out = (1/W) sum p on I
 
     def code(self, n: int) -> ShortestCode | ChunkCode:

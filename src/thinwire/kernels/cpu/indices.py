@@ -58,24 +58,34 @@ def encode(indices: I32, low: int, plain: U8, unary: U8) -> None:
 
 
 @kernel
-def decode(plain: U8, low: int, found: I32) -> bool:
-    """`found` holds the unary part's bit positions and becomes the indices; False if one exceeds int32."""
+def decode(plain: U8, unary: U8, low: int, places: U8, ones: U8, found: I32) -> bool:
+    """False if there are not exactly as many indices as there is room for, or if one exceeds int32.
+
+    `places` has the bits that are set in each byte, eight at most, and `ones` their number.
+    """
+    k = len(found)
     mask = (1 << low) - 1
     held = np.int64(0)
     width = 0
     at = 0
-    for j in range(len(found)):
-        while width < low:
-            held |= np.int64(plain[at]) << width
-            at += 1
-            width += 8
-        index = ((np.int64(found[j]) - j) << low) | (held & mask)
-        if index > 2147483647:
+    count = 0
+    for byte in range(len(unary)):
+        value = np.int64(unary[byte])
+        if count + ones[value] > k:
             return False
-        found[j] = index
-        held >>= low
-        width -= low
-    return True
+        for e in range(8 * value, 8 * value + ones[value]):
+            while width < low:
+                held |= np.int64(plain[at]) << width
+                at += 1
+                width += 8
+            index = (np.int64(8 * byte + places[e] - count) << low) | (held & mask)
+            if index > 2147483647:
+                return False
+            found[count] = index
+            held >>= low
+            width -= low
+            count += 1
+    return count == k
 
 
 @kernel
@@ -174,9 +184,8 @@ def elias_fano(indices: Tensor, n: int, low: int) -> Tensor:
 def from_elias_fano(code: Tensor, k: int, low: int, plain: int) -> Tensor | None:
     array = code.numpy()
     found = torch.empty(k, dtype=torch.int32)
-    if bits_set(array[plain:], found.numpy()) != k or not decode(array[:plain], low, found.numpy()):
-        return None
-    return found
+    good = decode(array[:plain], array[plain:], low, _PLACES, _ONES, found.numpy())
+    return found if good else None
 
 
 def rice(marked: Tensor, n: int, low: int, signed: int) -> Tensor:

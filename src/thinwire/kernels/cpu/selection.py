@@ -17,10 +17,12 @@ from thinwire.kernels.cpu._jit import F32, I32, kernel
 from thinwire.kernels.cpu._memory import scratch_array
 from thinwire.kernels.cpu._tensors import Source
 
-# A sample takes runs of one cache line, which costs as much as single entries.
+# A sample takes runs of one cache line, which costs as much as single entries: one line of 64, at most 4,096.
+# More lines would leave fewer survivors, but cost more than those do.
 _RUN = 16
 _RUNS = 4096
-# Below this the sample is a quarter of the entries, and the radix, with its large tables, never pays.
+_LINES = 64
+# Below this the radix, with its large tables, never pays.
 _SMALL = 4 * _RUN * _RUNS
 
 
@@ -77,7 +79,7 @@ def guess_threshold(source: Source, k: int) -> tuple[int, int] | None:
     otherwise = (-1, n) if n < _SMALL else None
     if n <= _pool.GRAIN or k > n // 4:
         return otherwise
-    sample = _sample(source, min(_RUNS, n // (4 * _RUN)))
+    sample = _sample(source, min(_RUNS, n // (_LINES * _RUN)))
     return threshold_from(sample, k, n) or otherwise
 
 

@@ -86,10 +86,9 @@ class SparseMemory(_Memory):
 
     def take_at(self, indices: torch.Tensor) -> Entries:
         """c: u at these indices. The indices must not depend on u."""
-        where = indices.long()
-        values = self._x[where].float()
+        values = at(self._x, indices).float()
         if not self._off:
-            values = self._error[where] + values
+            values = at(self._error, indices) + values
         self._indices = indices
         return Entries(indices, poisoned(values, self._x))
 
@@ -124,6 +123,11 @@ class DenseMemory(_Memory):
             self._error.copy_(self.u)
         self._old_error_in_out = False
         return self._error
+
+
+def at(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """x[indices]. Other devices than a CPU may have -1 there, for an invalid index from the wire."""
+    return x.index_select(0, indices) if x.device.type == "cpu" else x[indices.long()]
 
 
 def poisoned(values: torch.Tensor, x: torch.Tensor, indices: torch.Tensor | None = None) -> torch.Tensor:

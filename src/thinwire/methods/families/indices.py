@@ -11,6 +11,7 @@ is 8.6 bits per index instead of 32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -41,6 +42,7 @@ def _ways(n: int, k: int) -> dict[str, int]:
     return {"raw": 4 * k, "bitmap": -(-n // 8), "elias-fano": _elias_fano_bytes(n, k)}
 
 
+@lru_cache(maxsize=4096)
 def best_way(n: int, k: int) -> str:
     """The shortest code. All indices (k = n) and no indices need no bytes."""
     if k in (0, n):
@@ -49,6 +51,7 @@ def best_way(n: int, k: int) -> str:
     return min(ways, key=lambda way: ways[way])
 
 
+@lru_cache(maxsize=4096)
 def code_bytes(n: int, k: int) -> int:
     way = best_way(n, k)
     return 0 if way == "none" else _ways(n, k)[way]

@@ -170,7 +170,7 @@ class Sparse(Exchange):
         received = await ch.gather(
             parts, longest=self._longest(parts, n, self.most(n, k)) if self.ragged else None
         )
-        entries = self._decode(received, n)
+        entries = self._decode(received, n, ch.rank, c)
         return SparseMean(entries, [] if lost is None else [(c.indices.long(), lost)], n)
 
     async def _split(self, c: Entries, n: int, k: int, ch: Channel) -> SparseMean:
@@ -178,6 +178,7 @@ class Sparse(Exchange):
         share, quota = -(-n // ch.size), -(-k // ch.size)
         begins = torch.arange(0, share * ch.size + 1, share, device=c.indices.device)
         ends = cast("list[int]", torch.searchsorted(c.indices, begins).tolist())
+        own_piece = c
         pieces: list[list[torch.Tensor]] = []
         lost: list[tuple[torch.Tensor | slice, torch.Tensor]] = []
         for owner in range(ch.size):
@@ -185,19 +186,20 @@ class Sparse(Exchange):
             piece = Entries(c.indices[mine] - owner * share, c.values[mine])
             parts, missing = self._encode(piece, share, ch.private_seed() + owner)
             pieces.append(parts)
+            own_piece = piece if owner == ch.rank else own_piece
             if missing is not None:
                 lost.append((c.indices[mine].long(), missing))
         scattered = await ch.scatter(
             pieces, longest=self._longest(pieces[ch.rank], share, min(share, self.most(n, k)))
         )
-        received = SparseMean(self._decode(scattered, share), n=share)
+        received = SparseMean(self._decode(scattered, share, ch.rank, own_piece), n=share)
         reduced = torch.empty(share, device=c.values.device)
         received.refuse_invalid()  # these are used before the step's commit
         received.write(reduced)
         # A non-finite sum counts as the largest, so every rank receives it.
         largest = Entries(*kernels.topk(reduced, min(quota, share)))
         parts, missing = self._encode(largest, share, ch.private_seed() - 1)
-        gathered = self._decode(await ch.gather(parts), share)
+        gathered = self._decode(await ch.gather(parts), share, ch.rank, largest)
         reduced[largest.indices.long()] = 0 if missing is None else missing
         own = slice(min(n, ch.rank * share), min(n, (ch.rank + 1) * share))
         lost.append((own, reduced[: own.stop - own.start] * ch.size))
@@ -238,11 +240,16 @@ class Sparse(Exchange):
         coded = self.values.code_bytes(most)
         return [indices, 1, *(coded // part.element_size() for part in parts[2:])]
 
-    def _decode(self, received: Sequence[Sequence[torch.Tensor]], n: int) -> list[Entries]:
-        """The entries of all ranks."""
+    def _decode(
+        self, received: Sequence[Sequence[torch.Tensor]], n: int, rank: int, own: Entries
+    ) -> list[Entries]:
+        """The entries of all ranks. This rank has its `own` already, unless their values are coded."""
         codec = self.values
         if codec is None:
-            return [Entries(index_code.decode(code, n, v.numel()), v) for code, v in received]
+            return [
+                own if number == rank else Entries(index_code.decode(code, n, v.numel()), v)
+                for number, (code, v) in enumerate(received)
+            ]
         for _, count, *_ in received:
             if count.numel() != 1:
                 raise PayloadError(f"{count.numel()} counts came with coded values; expected one")
