@@ -79,11 +79,13 @@ def test_sparse_entries(data: st.DataObject, text: str, n: int, share: float) ->
     method, where = parse(text), chosen(n, int(share * n))
     assert isinstance(method, Sparse)
     entries = Entries(where, values(n)[where.long()])
-    parts = data.draw(hostile(method._encode(entries, n, 3)[0]))
+    honest = method._encode(entries, n, 3)[0]
+    parts = data.draw(hostile(honest))
     try:
-        (decoded,) = method._decode([parts], n)
+        own, decoded = method._decode([honest, parts], n, 0, entries)
     except PayloadError:
         return
+    assert torch.equal(own.indices, entries.indices)
     assert decoded.indices.numel() == decoded.values.numel()
 
 
