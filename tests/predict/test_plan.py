@@ -66,10 +66,12 @@ def test_only_what_is_proven_is_recommended(method: str, reason: str | None) -> 
 
 
 def test_late_entries_are_not_recommended_under_adam() -> None:
-    for method in ("topk(ratio=0.01)", "powersgd(rank=4)", "efsign"):
+    for method in ("topk(ratio=0.02)", "powersgd(rank=3)", "efsign"):
         assert planning.kept_back(method, optimizer="adaptive") == (
             "what it sends late disturbs an adaptive optimizer"
         )
+    for method in ("topk(ratio=0.01)", "powersgd(rank=4)", "scalecom(ratio=0.01)"):
+        assert planning.kept_back(method, optimizer="adaptive") == "behind dense with AdamW in our table"
     assert planning.kept_back("qsgd(bits=4)", optimizer="adaptive") is None
     assert planning.kept_back("adam", optimizer="plain SGD") == "needs AdamW"
 
