@@ -147,12 +147,12 @@ def for_the_link(family: Family, tensors: int, shows: Callable[[str], float]) ->
     None if the table supports no setting of the family.
     """
     found: list[str] = []
-    for settings in (family.settings(tensors, spread=spread) for spread in (True, False)):
-        shorter = [
-            each for each in settings if not found or shows(found[0]) > HIDDEN or _shorter(each, found[0])
-        ]
-        if shorter:
-            found.append(hiding(shorter, shows))
+    for spread in (True, False):
+        settings = family.settings(tensors, spread=spread)
+        if found and shows(found[0]) <= HIDDEN:  # only a shorter period would be better
+            settings = [each for each in settings if _shorter(each, found[0])]
+        if settings:
+            found.append(hiding(settings, shows))
     hidden = [each for each in found if shows(each) <= HIDDEN]
     return hidden[-1] if hidden else min(found, key=shows, default=None)
 

@@ -195,8 +195,15 @@ def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRou
     numbers = cast("list[int]", given["fragments"])
     fragments = [session.fragments[number] for number in numbers]
     targets = {name: session.all_buffers[name] for name in given["buffers"]}
-    sync_round = SyncRound(given["step"], given["number"], list(numbers), fragments, targets, given["due"])
-    sync_round.spares = session.spares
+    sync_round = SyncRound(
+        given["step"],
+        given["number"],
+        list(numbers),
+        fragments,
+        targets,
+        given["due"],
+        spares=session.spares,
+    )
     sync_round.snapshot()
     for (block, mine), saved in zip(sync_round.results(), given["changes"], strict=True):
         block.set_change(mine, saved)
