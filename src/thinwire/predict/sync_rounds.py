@@ -6,9 +6,9 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -123,6 +123,19 @@ class _Model(nn.Module):
             flat.add_(noise(flat.numel()).roll(turn), alpha=1e-3)
 
 
+class _NoOptimizer(torch.optim.Optimizer):
+    """Holds the parameters, and never steps.
+
+    torch's own `add_param_group` imports its compiler first, which takes longer than to play all sync rounds.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.param_groups.append({**self.defaults, **param_group})
+
+
 class _Worker:
     """One rank's replica and session."""
 
@@ -130,7 +143,7 @@ class _Worker:
         self, schedule: Schedule, layers: Sequence[tuple[int, ...]], rank_info: RankInfo, dense_below: int
     ) -> None:
         self.model = _Model(layers)
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        optimizer = _NoOptimizer(self.model.parameters())
         self.session = PeriodicSession(
             self.model, schedule, optimizer, rank_info=rank_info, dense_below=dense_below
         )

@@ -79,7 +79,7 @@ class Coder:
         return self.bits in (UNCODED, EXACT)
 
     def encode(self, x: torch.Tensor, last: torch.Tensor) -> Upload:
-        difference = x.double() - last
+        difference = x.to(torch.float64, copy=True).sub_(last)
         if self.bits != EXACT:
             difference = difference.float()
         if self._floats:
@@ -100,8 +100,13 @@ class Coder:
         parts = [torch.cat(codes), torch.tensor(radii, dtype=torch.float32, device=x.device)]
         return Upload(parts, size, error)
 
-    def decode(self, parts: Sequence[torch.Tensor], n: int) -> torch.Tensor:
-        """Raises PayloadError if these parts are not a difference of n entries."""
+    def decode(
+        self, parts: Sequence[torch.Tensor], n: int, workspace: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The difference, in `workspace` or in new memory, or as it was received.
+
+        Raises PayloadError if these parts are not a difference of n entries.
+        """
         if self._floats:
             if parts[0].numel() != n:
                 raise PayloadError(f"an upload has {parts[0].numel()} entries instead of {n}")
@@ -114,7 +119,7 @@ class Coder:
                 f"an upload of {len(cuts)} tensors has {sum(lengths)} bytes of codes and {len(cuts)} radii, "
                 f"not {packed.numel()} bytes and {radii.numel()} radii"
             )
-        difference = torch.zeros(n, device=packed.device)
+        difference = torch.zeros(n, device=packed.device) if workspace is None else workspace.zero_()
         pieces, codes = _split(difference, cuts), _split(packed, lengths)
         for piece, code, radius in zip(pieces, codes, cast("list[float]", radii.tolist()), strict=True):
             kernels.laq_apply(piece, code, radius, self.bits)
@@ -161,14 +166,32 @@ class Sums(NamedTuple):
     total: torch.Tensor
 
 
+class Decoder:
+    """Decodes uploads as float64, in memory of its own: what `difference` returns holds until the next call.
+
+    Adding float32 to float64 in one operation takes several times as long as converting it first.
+    """
+
+    def __init__(self, coder: Coder, like: torch.Tensor) -> None:
+        self._coder = coder
+        self._narrow = torch.empty_like(like, dtype=torch.float32)
+        self._wide = torch.empty_like(like)
+
+    def difference(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.wide(self._coder.decode(parts, self._narrow.numel(), self._narrow))
+
+    def wide(self, values: torch.Tensor) -> torch.Tensor:
+        return self._wide.copy_(values)
+
+
 async def broadcast_uploads(
     sums: Sums, uploaders: Sequence[int], mine: Upload, coder: Coder, ch: Channel
 ) -> Sums:
     """Every uploader broadcasts its difference."""
-    last, total, n = sums.last, sums.total.clone(), sums.last.numel()
+    last, total, decoder = sums.last, sums.total.clone(), Decoder(coder, sums.last)
     for rank in uploaders:
-        parts = mine.parts if rank == ch.rank else coder.blanks(n, last.device)
-        difference = coder.decode(await ch.broadcast(parts, rank), n)
+        parts = mine.parts if rank == ch.rank else coder.blanks(last.numel(), last.device)
+        difference = decoder.difference(await ch.broadcast(parts, rank))
         total += difference
         if rank == ch.rank:
             last = last + difference
@@ -179,20 +202,22 @@ async def collect_uploads(
     sums: Sums, uploaders: Sequence[int], mine: Upload, coder: Coder, ch: Channel
 ) -> Sums:
     """A star: the first uploader collects the differences of the others and broadcasts the sum."""
-    last, n = sums.last, sums.last.numel()
+    last, decoder = sums.last, Decoder(coder, sums.last)
     root, *others = uploaders
     uploads = ch.rank in uploaders
-    parts = mine.parts if uploads else coder.blanks(n, last.device)
+    parts = mine.parts if uploads else coder.blanks(last.numel(), last.device)
     received = await ch.collect(parts, root, others)
-    summed = torch.zeros(n, dtype=torch.float64, device=last.device)
+    summed = torch.zeros_like(last)
     for theirs in ([mine.parts] if ch.rank == root else []) + received:
-        summed += coder.decode(theirs, n)
+        summed += decoder.difference(theirs)
     (rounded,) = await ch.broadcast([summed.float()], root)
     if uploads:
-        last = last + coder.decode(mine.parts, n)
+        last = last + decoder.difference(mine.parts)
+    sent = decoder.wide(rounded)
+    total = sums.total + sent
     if ch.rank == root:  # the root's next difference includes what the sum lost in float32
-        last += rounded - summed
-    return Sums(last, sums.total + rounded)
+        last += sent.sub_(summed)
+    return Sums(last, total)
 
 
 async def average_uploads(
