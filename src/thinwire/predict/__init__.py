@@ -23,10 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from thinwire.averaging.base import Schedule
+from thinwire.methods.registry import parse
 from thinwire.net.costs import Link
 from thinwire.predict.buckets import Shapes, ddp_buckets
 from thinwire.predict.mirror import Job, Round
@@ -94,7 +96,12 @@ def profile_of(
     Without overlap only methods for gradients can be predicted.
     """
     key = tuple((name, tuple(shape)) for name, shape in shapes.items())
-    return _remembered(method, key, workers, host, overlap, bucket_bytes)
+    schedule = parse(method)
+    if not isinstance(schedule, Schedule):
+        return _remembered(method, key, workers, host, overlap, bucket_bytes)
+    # The sync rounds after the warm-up are the same with any warm-up.
+    found = _remembered(str(replace(schedule, warmup=0)), key, workers, host, overlap, bucket_bytes)
+    return replace(found, method=str(schedule))
 
 
 @lru_cache(maxsize=512)

@@ -15,6 +15,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.dense import Dense
 from thinwire.methods.registry import list_methods, list_schedules, parse
+from thinwire.methods.threshold import Threshold
 from thinwire.net.costs import Link
 from thinwire.predict import families, language
 from thinwire.predict.buckets import Shapes
@@ -112,13 +113,14 @@ def _finite(value: float) -> float | None:
 def candidates(
     optimizer: OptimizerKind = "plain SGD", *, replicas: Replicas = "any", workers: int = 2
 ) -> list[str]:
-    """Every method at its defaults, but for those that consist of other methods.
+    """Every method at its defaults, but for those that consist of other methods, and `threshold`: what it
+    sends depends on the scale of the gradients, which a plan does not know.
 
     For an adaptive optimizer also what our table of a transformer recommends, such as `adam`. If replicas may
     differ between sync rounds, also methods that average parameters. For very many workers also layouts of
     two levels.
     """
-    methods = [cls() for cls in list_methods().values()]
+    methods = [cls() for cls in list_methods().values() if not issubclass(cls, Threshold)]
     found = [str(method) for method in methods if not _made_of_others(method)]
     if replicas == "any":
         found += [str(cls()) for cls in list_schedules().values()]
