@@ -111,13 +111,19 @@ class GradientWarmup:
         """After a local step: take back what the squared gradient added beyond g^2 / r."""
         betas = {id(p): group.get("betas") for group in optimizer.param_groups for p in group["params"]}
         state = cast("dict[torch.Tensor, dict[str, Any]]", optimizer.state)
+        moments: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        weights: list[float] = []
         for piece, ratio in zip(self._pieces, self.ratios(size), strict=True):
             second = state.get(piece.parameter, {}).get("exp_avg_sq")
             gradient, beta = piece.parameter.grad, betas.get(id(piece.parameter))
             if second is None or gradient is None or beta is None or ratio == 1:
                 continue
-            own = piece.of(gradient).to(second.dtype)
-            piece.of(second).addcmul_(own, own, value=-(1 - float(beta[1])) * (1 - 1 / ratio))
+            moments.append(piece.of(second))
+            gradients.append(piece.of(gradient).to(second.dtype))
+            weights.append(-(1 - float(beta[1])) * (1 - 1 / ratio))
+        if moments:
+            cast(Any, torch)._foreach_addcmul_(moments, gradients, gradients, weights)
 
 
 def _gradient(piece: Piece) -> torch.Tensor:
