@@ -22,6 +22,8 @@ from thinwire.tools.lab.namespaces import Host
 FILE = "records.jsonl"
 LOCK = ".lock"
 DAY = 86_400.0
+HOUR = 3600.0
+"""For one operation: gradients take minutes on a slow link. A worker that ends is noticed at once."""
 MAY_CHANGE = ("command", "seeds", "baseline")
 """Settings that may differ when a comparison is resumed: they do not change a run that has ended."""
 FILLED = ("parameters", "layers", "optimizer", "learning_rate", "measure")
@@ -130,7 +132,16 @@ def _run(records: Records, method: str, seed: int, hosts: Sequence[Host] | None,
     setting = records.setting
     arguments = (setting, method, seed)
     try:
-        return run_local(train, setting.workers, *arguments, timeout=DAY, on_report=on_report, hosts=hosts)[0]
+        outcomes = run_local(
+            train,
+            setting.workers,
+            *arguments,
+            timeout=DAY,
+            group_timeout=HOUR,
+            on_report=on_report,
+            hosts=hosts,
+        )
+        return outcomes[0]
     except WorkerFailedError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         # The last line of a traceback says what was wrong.

@@ -223,7 +223,10 @@ def add_momentum_before(model: nn.Module, factor: float) -> None:
 
 
 def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
-    """Wrap the model for one method: thinwire's, or PyTorch's own."""
+    """Wrap the model for one method: thinwire's, or PyTorch's own.
+
+    All ranks have built the same model, so DDP need not send it, which takes minutes on a slow link.
+    """
     if setting.momentum_before:
         add_momentum_before(model, setting.momentum_before)
     optimizer = _optimizer(model, setting)
@@ -234,7 +237,7 @@ def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
     if method in PYTORCH:
         wrapped, group = _pytorch(model, method, setting)
         return Trainer(wrapped, model, optimizer, None, watch, group)
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model, init_sync=False)
     session = attach(wrapped, method, optimizer=optimizer)
     throttle(session, setting.link)
     return Trainer(wrapped, model, optimizer, session, watch)
@@ -248,6 +251,6 @@ def _pytorch(
     if group is not None:
         group.throttle(setting.link)
     cap = ONE_BUCKET_MB if method == "pytorch-powersgd" else None
-    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap)
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap, init_sync=False)
     add_pytorch_hook(wrapped, method, group)
     return wrapped, group
