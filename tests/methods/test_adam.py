@@ -194,34 +194,38 @@ def test_error_feedback_loses_no_momentum(inner) -> None:
         m = out
 
 
-def test_entries_without_a_gradient_in_the_warm_up_stay_where_they_are() -> None:
-    """Signs of zeros are not zeros, and nothing divided by a second moment of nothing would be huge."""
-    ranks = Replicas(Adam(EFSign(), warmup=2), weight_decay=0.0)
-    start = ranks.parameters[0]["wide"].detach().clone()
-    for step in range(6):
-        inputs = agreeing(step)
-        for one in inputs:
-            one["wide"][3] = 0
-        mean = ranks.step(inputs)
-    assert mean["wide"][3].abs().min() > 0
-    moved = (ranks.parameters[0]["wide"] - start).abs()
-    assert moved[3].max() == 0
-    assert 0 < moved.max() < 1
-
-
-def test_entries_whose_first_gradient_comes_after_the_warm_up_stay_finite() -> None:
-    """Like the row of a rare symbol: s_0 is 0 there, s is not, and s is renewed more than once."""
-    ranks = Replicas(Adam(EFSign(), warmup=2, refresh=2), weight_decay=0.0)
+@pytest.mark.parametrize("refresh", [None, 2])
+def test_entries_that_never_have_a_gradient_stay_where_they_are(refresh: int | None) -> None:
+    """Like a row for padding. Signs of zeros are not zeros, and there is no second moment to divide by."""
+    ranks = Replicas(Adam(EFSign(), warmup=2, refresh=refresh), weight_decay=0.0)
     start = ranks.parameters[0]["wide"].detach().clone()
     for step in range(20):
         inputs = agreeing(step)
         for one in inputs:
-            one["wide"][3] *= step > 2
+            one["wide"][3] = 0
         mean = ranks.step(inputs)
-        assert mean["wide"].isfinite().all(), step
+    assert (mean["wide"][3].abs().min() > 0) == (refresh is None)
     moved = (ranks.parameters[0]["wide"] - start).abs()
     assert moved[3].max() == 0
     assert 0 < moved.max() < 1
+
+
+@pytest.mark.parametrize("inner", [Dense(), EFSign(bucket=4096)])
+def test_entries_whose_first_gradient_comes_after_the_warm_up_follow_once_s_is_renewed(inner) -> None:
+    """Like the row of a rare word: there is no second moment, and s tells how large it would be."""
+    ranks, moved = Replicas(Adam(inner, warmup=4, refresh=2), weight_decay=0.0), []
+    for step in range(40):
+        before = ranks.parameters[0]["wide"].detach().clone()
+        inputs = agreeing(step)
+        for one in inputs:
+            one["wide"][3] *= 0.01 * (step > 5)  # and smaller than the others
+        mean = ranks.step(inputs)
+        assert mean["wide"].isfinite().all(), step
+        moved.append((ranks.parameters[0]["wide"] - before).detach().abs())
+    assert all(each[3].max() == 0 for each in moved[4:8]), "after 8 steps s is renewed"
+    assert all(each[3].min() > 0 for each in moved[9:])
+    later = torch.stack(moved[32:]).mean(0).mean(1)
+    assert 0.3 < later[3] / later[[0, 1, 2, 4, 5]].mean() < 3, "about as far as entries with larger gradients"
 
 
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:

@@ -30,7 +30,7 @@ class Adam(Around):
     With v and c constant a step is linear in m, so error feedback works as under SGD. With `efsign` this is
     1-bit Adam. Give `torch.optim.AdamW` to `attach(..., optimizer=...)`: after the warm-up `.grad` holds m,
     also if you clip it, and the session takes the frozen step inside `optimizer.step()`. Entries without a
-    gradient in the warm-up do not move. Small tensors send m in 16 bits.
+    gradient in the warm-up do not move until s is renewed and shows one. Small tensors send m in 16 bits.
 
     Args:
         exchange: the method for the momentum, with error feedback or unbiased.
@@ -92,7 +92,7 @@ class Adam(Around):
             new = out  # out = m = exchange of u
         if committed:
             m.copy_(new)
-            state.keep(noted, m)
+            state.keep(noted, m, out if new is out else None)
 
     def exact(self) -> Exchange | None:
         inner = self.exchange.exact()

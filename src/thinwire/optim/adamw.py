@@ -72,7 +72,7 @@ class CompressedAdamW(torch.optim.AdamW):
         *,
         exchange: str | Exchange = "efsign(bucket=4096)",
         warmup: int = 100,
-        refresh: int | None = None,
+        refresh: int | None = 2,
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
         dense_below: int = 1024,

@@ -108,10 +108,21 @@ class _FrozenSteps:
         _ops._foreach_div_(scale, c2)
         _ops._foreach_add_(scale, float(group["eps"]))
         for each, second in zip(scale, v, strict=True):
-            each.masked_fill_(second == 0, math.inf)  # no gradient in the warm-up: there is no scale to go by
+            self._fill(each, second == 0)
         if decay:
             _ops._foreach_mul_(theta, 1 - lr * decay)
         _ops._foreach_addcdiv_(theta, m, scale, -lr / c1)
+
+    def _fill(self, scale: torch.Tensor, empty: torch.Tensor) -> None:
+        """Where there was no gradient in the warm-up, no entry moves, or the method knows how far.
+
+        It clears the momentum until it does, and takes the largest scale of the tensor to be the entry's.
+        """
+        if self._method.refresh is None or not scale.numel():
+            scale.masked_fill_(empty, math.inf)
+            return
+        largest = scale.masked_fill(empty, 0.0).amax()
+        scale.masked_fill_(empty, torch.where(largest > 0, largest, math.inf))
 
     def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
         state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", self._optimizer.state).get(parameter, {})

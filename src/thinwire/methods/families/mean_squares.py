@@ -5,11 +5,16 @@
 
 Noise that the mean of gradients averages away is in s_0 and in s alike, so s / s_0 tells how the second
 moment of the mean has changed since. Roots are kept, in units of the gradient: they follow a loss scale.
+
+An entry without a gradient in the first T steps, like those of a rare word, has no s_0 and no second moment.
+It takes the largest s_0 of its tensor, and the optimizer takes the tensor's largest second moment. Together
+they make a second moment of s, as soon as there is one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -58,17 +63,24 @@ class MeanSquares(State):
     own: torch.Tensor = momentum()
     s: torch.Tensor = momentum()
     s_0: torch.Tensor = momentum()
+    lengths: tuple[int, ...] = ()
+    """Of the tensors; known from the layout, so not part of a checkpoint."""
 
     @classmethod
     def new(cls, layout: Layout, times: int | None) -> MeanSquares | None:
         """For renewals after `times` as many steps; None if there are none."""
         if times is None:
             return None
-        return cls(*(torch.zeros(layout.numel, device=layout.device) for _ in range(3)))
+        roots = (torch.zeros(layout.numel, device=layout.device) for _ in range(3))
+        return cls(*roots, lengths=tuple(slot.numel for slot in layout.slots))
 
     def scale(self) -> torch.Tensor:
         """sqrt(s_0 / s); 1 before the second renewal, and where there has been no gradient."""
         return _ratio(self.s_0, self.s)
+
+    def known(self) -> torch.Tensor:
+        """Where any rank has had a gradient before the last renewal; the same on all ranks."""
+        return self.s != 0
 
     async def noted(self, gradient: torch.Tensor, renewal: Renewal, ch: Channel) -> Noted:
         """Add this rank's gradient; if it is due, average over all ranks. Nothing is kept yet."""
@@ -88,10 +100,15 @@ class MeanSquares(State):
         if noted.s is None:
             return
         if noted.first:
-            self.s_0.copy_(noted.s)
+            self.s_0.copy_(self._without_gaps(noted.s))
         else:
-            m.mul_(_ratio(self.s, noted.s))
+            before = torch.where(self.known(), self.s, self.s_0)  # where there was no s, the scale was 1
+            m.mul_(_ratio(before, noted.s))
         self.s.copy_(noted.s)
+
+    def _without_gaps(self, s: torch.Tensor) -> torch.Tensor:
+        parts = [part for part in cast("tuple[torch.Tensor, ...]", s.split(self.lengths)) if part.numel()]
+        return torch.cat([torch.where(part == 0, part.amax(), part) for part in parts]) if parts else s
 
 
 @dataclass
@@ -113,7 +130,11 @@ class WithSquares(Wrapping):
         """The gradient times sqrt(s_0 / s), as a float32."""
         return x.float() if self.squares is None else x.float().mul(self.squares.scale())
 
-    def keep(self, noted: Noted | None, m: torch.Tensor) -> None:
-        """See `MeanSquares.keep`."""
-        if self.squares is not None and noted is not None:
-            self.squares.keep(noted, m)
+    def keep(self, noted: Noted | None, m: torch.Tensor, momentum: torch.Tensor | None) -> None:
+        """See `MeanSquares.keep`. The momentum that the optimizer gets is cleared where nobody has had a
+        gradient: a lossy exchange may fill these entries, too."""
+        if self.squares is None or noted is None:
+            return
+        if momentum is not None:
+            momentum.mul_(self.squares.known())
+        self.squares.keep(noted, m)
