@@ -33,7 +33,8 @@ class Quantised(Exchange):
     Args:
         reduce: "gather" sends the code of every rank to every rank, which costs (W-1) codes. "twoshot" gives
             every rank a stretch to average and to code again, which costs about two codes for any W, and a
-            second rounding. "auto" takes two shots from five ranks on, if that is faster on the link.
+            second rounding. "auto" takes two shots from five ranks on (`efsign` from three), if that is
+            faster on the link.
     """
 
     family = "quantised"
