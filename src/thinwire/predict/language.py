@@ -48,5 +48,9 @@ def recovered() -> Mapping[str, float]:
 
 def close() -> list[str]:
     """The measured methods that may be recommended."""
-    near = [method for method, nats in behind().items() if nats <= CLOSE_ENOUGH]
-    return [method for method in near if recovered().get(method, 1.0) >= LEAST_RECOVERED]
+    return [method for method in useful() if behind()[method] <= CLOSE_ENOUGH]
+
+
+def useful() -> list[str]:
+    """The measured methods that recover enough of the gap, also those that ended further behind `dense`."""
+    return [method for method in behind() if recovered().get(method, 1.0) >= LEAST_RECOVERED]

@@ -116,16 +116,17 @@ def candidates(
     """Every method at its defaults, but for those that consist of other methods, and `threshold`: what it
     sends depends on the scale of the gradients, which a plan does not know.
 
-    For an adaptive optimizer also what our table of a transformer recommends, such as `adam`. If replicas may
-    differ between sync rounds, also methods that average parameters. For very many workers also layouts of
-    two levels.
+    For an adaptive optimizer also those of our table of a transformer that are of use, such as `adam`. If
+    replicas may differ between sync rounds, also methods that average parameters. For very many workers also
+    layouts of two levels.
     """
     methods = [cls() for cls in list_methods().values() if not issubclass(cls, Threshold)]
     found = [str(method) for method in methods if not _made_of_others(method)]
     if replicas == "any":
         found += [str(cls()) for cls in list_schedules().values()]
     if optimizer == "adaptive":
-        found += [text for text in measured_methods() if replicas == "any" or is_exchange(text)]
+        measured = measured_methods(language.useful())
+        found += [text for text in measured if replicas == "any" or is_exchange(text)]
     if workers >= MANY_WORKERS:
         found += two_level_layouts(workers, replicas)
     return list(dict.fromkeys(found))
@@ -148,9 +149,9 @@ def is_exchange(text: str) -> bool:
     return isinstance(parse(text), Exchange)
 
 
-def measured_methods() -> list[str]:
-    """Methods that came close to dense with AdamW, on one level."""
-    found = {text: parse(text) for text in language.close()}
+def measured_methods(of: Sequence[str] | None = None) -> list[str]:
+    """Methods that came close to dense with AdamW, or those given, on one level."""
+    found = {text: parse(text) for text in (language.close() if of is None else of)}
     return [
         text
         for text, each in found.items()
@@ -338,12 +339,29 @@ def recommend(rows: Sequence[Row], optimizer: OptimizerKind = "plain SGD") -> tu
     ]
     if best.break_even.bandwidth is not None:
         reasons.append(f"it is faster than dense on links below {rate(best.break_even.bandwidth)}")
+    return best.method, [*reasons, *_faster(rows, best, optimizer)]
+
+
+def _faster(rows: Sequence[Row], best: Row, optimizer: OptimizerKind) -> list[str]:
+    """What is not recommended: the fastest, and what gains much time for a loss that is known."""
     faster = [row for row in rows if row.step_seconds < best.step_seconds and row.kept_back is not None]
-    if faster:
-        reasons.append(
-            f"{faster[0].method} would be faster, but it is not recommended: {faster[0].kept_back}"
+    measured = set(language.useful()) & language.recovered().keys() if optimizer == "adaptive" else set[str]()
+    gains = [
+        row for row in faster if row.method in measured and WORTH_IT * row.step_seconds <= best.step_seconds
+    ]
+    nearest = min(gains, key=lambda row: language.behind()[row.method], default=None)
+    said = [
+        f"{row.method} would be faster, but it is not recommended: {row.kept_back}"
+        for row in faster[:1]
+        if row is not nearest
+    ]
+    if nearest is not None:
+        said.append(
+            f"if a loss that differs from dense's by {language.behind()[nearest.method]:+.3f} will do: "
+            f"a step with {nearest.method} takes {duration(nearest.step_seconds)}; it recovers "
+            f"{100 * language.recovered()[nearest.method]:.0f} % of the gap between a worker alone and dense"
         )
-    return best.method, reasons
+    return said
 
 
 def _best(able: Sequence[Row], optimizer: OptimizerKind, seconds: Callable[[Row], float]) -> Row:
@@ -368,7 +386,8 @@ def _wire(best: Row) -> list[str]:
     if not best.derived:
         return []
     shows = best.step_seconds / best.computing_seconds - 1
-    longer = f"a step takes {100 * shows:.2g} % longer than computing alone"
+    percent = f"{100 * shows:.2g}" if shows < 1 else f"{100 * shows:.0f}"
+    longer = f"a step takes {percent} % longer than computing alone"
     if shows <= families.HIDDEN:
         return [f"the wire is hidden with the shortest period that allows it: {longer}"]
     return [f"the wire shows: {longer}, and no other period that our table supports hides more of it"]
