@@ -136,5 +136,5 @@ class WithSquares(Wrapping):
         if self.squares is None or noted is None:
             return
         if momentum is not None:
-            momentum.mul_(self.squares.known())
+            momentum.mul_(self.squares.s.sign().to(momentum.dtype))  # s is never negative
         self.squares.keep(noted, m)
