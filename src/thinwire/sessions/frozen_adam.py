@@ -120,9 +120,8 @@ class _FrozenSteps:
         """
         if self._method.refresh is None or not scale.numel():
             scale.masked_fill_(empty, math.inf)
-            return
-        largest = scale.masked_fill(empty, 0.0).amax()
-        scale.masked_fill_(empty, torch.where(largest > 0, largest, math.inf))
+        else:
+            scale.masked_fill_(empty, torch.where(empty.all(), math.inf, scale.amax()))
 
     def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
         state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", self._optimizer.state).get(parameter, {})

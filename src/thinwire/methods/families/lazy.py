@@ -227,7 +227,8 @@ async def average_uploads(
     if uploads and coder.bits == UNCODED:
         last = x.float()
     else:
-        last = (sums.last + coder.decode(mine.parts, x.numel()) if uploads else sums.last).float()
+        last = sums.last + Decoder(coder, sums.last).difference(mine.parts) if uploads else sums.last
+        last = last.float()
     total = (await ch.mean(last)).double() * ch.size
     return Sums(last.double(), total)
 

@@ -78,10 +78,6 @@ class MeanSquares(State):
         """sqrt(s_0 / s); 1 before the second renewal, and where there has been no gradient."""
         return _ratio(self.s_0, self.s)
 
-    def known(self) -> torch.Tensor:
-        """Where any rank has had a gradient before the last renewal; the same on all ranks."""
-        return self.s != 0
-
     async def noted(self, gradient: torch.Tensor, renewal: Renewal, ch: Channel) -> Noted:
         """Add this rank's gradient; if it is due, average over all ranks. Nothing is kept yet."""
         own = torch.hypot(self.own, gradient.to(self.own.dtype))
@@ -102,7 +98,7 @@ class MeanSquares(State):
         if noted.first:
             self.s_0.copy_(self._without_gaps(noted.s))
         else:
-            before = torch.where(self.known(), self.s, self.s_0)  # where there was no s, the scale was 1
+            before = torch.where(self.s == 0, self.s_0, self.s)  # where there was no s, the scale was 1
             m.mul_(_ratio(before, noted.s))
         self.s.copy_(noted.s)
 
