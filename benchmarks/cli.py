@@ -18,6 +18,7 @@ from benchmarks import (
     methods,
     overhead,
     peers,
+    pieces,
     predictions,
     recovery,
     run,
@@ -48,6 +49,7 @@ bench.command("recovery")(recovery.command)
 bench.command("digits")(digits.command)
 bench.command("language")(language.command)
 bench.command("language-page")(language_page.command)
+bench.command("pieces")(pieces.command)
 bench.command("predict")(predictions.command)
 
 

@@ -25,10 +25,11 @@ import torch
 import typer
 
 from benchmarks.common import chosen_methods, measuring, show
-from benchmarks.language_runs import ALONE, Run, Setting, train
+from benchmarks.language_runs import ALONE, PYTORCH, Run, Setting, train
 from benchmarks.language_times import LINKS, by_link, compute_seconds, shapes_of
 from thinwire.core.measured_link import VARIABLE
 from thinwire.errors import ConfigError
+from thinwire.methods.registry import parse
 from thinwire.net.link import slowest_link
 from thinwire.predict.recommend import duration, seconds_of
 from thinwire.tools.cli.show import JsonFile, Methods, errors, save
@@ -119,11 +120,10 @@ def command(
         )
     best = dict.fromkeys(chosen, tried[0])
     if tuning is not None and len(tried) > 1:
-        jobs = [(tuning, name, rate, 1000) for name in chosen for rate in tried]
-        found = _all(jobs, out, at_once)
+        shorter = {name: with_warmup_of(name, tuning.steps / steps) for name in chosen}
+        found = _all([(tuning, shorter[name], rate, 1000) for name in chosen for rate in tried], out, at_once)
         for name in chosen:
-            own = [(found[job].loss, job[2]) for job in jobs if job[1] == name]
-            best[name] = min(own)[1]
+            best[name] = min(tried, key=lambda rate: found[tuning, shorter[name], rate, 1000].loss)
     jobs = [(judged, name, best[name], seed) for seed in range(seeds) for name in chosen]
     found = _all(jobs, out, at_once)
     runs = {name: [found[job] for job in jobs if job[1] == name] for name in chosen}
@@ -172,6 +172,13 @@ class Study(msgspec.Struct, kw_only=True):
     shapes: dict[str, tuple[int, ...]]
     link: str = ""
     """By which sessions chose operations."""
+
+
+def with_warmup_of(method: str, part: float) -> str:
+    """The method with this part of its warm-up, for a run with fewer steps."""
+    chosen = None if method in (ALONE, PYTORCH) else parse(method)
+    steps = getattr(chosen, "warmup", None)
+    return str(replace(chosen, warmup=max(1, round(part * steps)))) if chosen and steps else method
 
 
 def _widths(option: str, size: str) -> tuple[int, ...]:

@@ -80,6 +80,48 @@ def test_the_chosen_transport_is_never_far_from_the_best(sizes: list[int]) -> No
     assert seconds[costs.cheapest_ragged_gather(sizes, link)] <= min(seconds.values()) * 1.0001
 
 
+SLOW = Link(latency=1e-4, bandwidth=1.25e6)
+"""A piece of 32 KiB takes 26 ms, its latency 0.1 ms."""
+
+
+@pytest.mark.parametrize("lengths", [[100_000] * 3, [70_003, 100_001, 9]])
+@pytest.mark.parametrize("kind", ["gather", "ragged gather", "scatter"])
+def test_on_a_slow_link_large_payloads_are_sent_in_pieces(kind: str, lengths: list[int]) -> None:
+    """The results, and the payload that is counted, are those of one operation."""
+
+    def make(ch: Channel, results: list):
+        def entries(n: int, to: int = 0) -> torch.Tensor:
+            return torch.arange(n, dtype=torch.float32) + 1000 * ch.rank + to
+
+        async def task() -> None:
+            match kind:
+                case "gather":
+                    results.append(await ch.gather([entries(lengths[0])]))
+                case "ragged gather":
+                    results.append(await ch.gather([entries(lengths[ch.rank])], longest=[10**6]))
+                case _:
+                    results.append(await ch.scatter([[entries(n, to)] for to, n in enumerate(lengths)]))
+
+        return [task()]
+
+    fast, once = run_all(3, make)
+    slow, driver = run_all(3, make, link=SLOW)
+    for (got,), (expected,) in zip(slow, fast, strict=True):
+        assert all(torch.equal(mine, its) for (mine,), (its,) in zip(got, expected, strict=True))
+    before, after = once.meters[1].total, driver.meters[1].total
+    assert after.payload_bytes == before.payload_bytes
+    assert after.overhead_bytes == before.overhead_bytes
+    assert after.sent_bytes == before.sent_bytes
+    assert after.operations > before.operations + 5
+
+
+def test_pieces_are_as_many_as_pay() -> None:
+    assert costs.slices(10**6, SLOW) == 30
+    assert costs.slices(60_000, SLOW) == 1
+    assert costs.slices(10**6, Link(latency=5e-3, bandwidth=1.25e6)) == 1, "each would wait for a latency"
+    assert costs.slices(10**6, Link()) == 1
+
+
 def test_one_payload_a_round_for_many_tensors() -> None:
     def make(ch: Channel, results: list):
         async def gathers(n: int) -> None:

@@ -111,12 +111,11 @@ def test_there_is_no_trial_where_nothing_is_to_be_gained(buckets: int, seconds: 
     assert not group.merged
 
 
-def test_two_ranks_vote_only_if_they_have_buckets() -> None:
-    measured = MeasuredLink(RankInfo(0, 2), speaks=False)
-    assert not measured.is_due(10 * EVERY)
-    measured.spans = Spans()
-    assert measured.is_due(FIRST)
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_first_vote_comes_after_some_steps(size: int) -> None:
+    measured = MeasuredLink(RankInfo(0, size), speaks=False)
     assert not measured.is_due(FIRST - 1)
+    assert measured.is_due(FIRST)
 
 
 def test_a_rank_that_has_measured_nothing_follows_the_others() -> None:

@@ -63,7 +63,7 @@ RULES = (
         r"(thinwire (run|plan|report|lab|compare|gradients|study)|python -m (benchmarks|reproductions))$",
         options="--help",
     ),
-    Rule(r"thinwire lab |.*\blab:|python -m benchmarks (predict|hsdp)", skip="needs root"),
+    Rule(r"thinwire lab |.*\blab:|python -m benchmarks (predict|hsdp|pieces)", skip="needs root"),
     Rule(r"thinwire .*\bDATA\b", skip="needs the datasets"),
     Rule(r"thinwire run .*train\.py", edits=((r" ARGS$", ""),)),
     Rule(

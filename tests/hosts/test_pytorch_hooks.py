@@ -19,12 +19,13 @@ if hook == "hook":
 if rank == "1":
     time.sleep(0.5)
 # As in a hook: the callback of a sum holds the group, here until after the group is destroyed.
-begun = threading.Event()
+begun, over = threading.Event(), threading.Event()
 future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
-ended = future.then(lambda done, held=dist.group.WORLD: (begun.set(), time.sleep(1)))
+ended = future.then(lambda done, held=dist.group.WORLD: (begun.set(), time.sleep(1), over.set()))
 begun.wait()
 del future, ended
 dist.destroy_process_group()
+over.wait()  # an interpreter that ends under the callback would abort as well
 time.sleep(1)
 print("went on")
 """

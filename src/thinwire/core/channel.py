@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -473,14 +474,12 @@ class _Rounds:
         self, frame: torch.Tensor, payload: int, limit: int | None
     ) -> list[torch.Tensor]:
         if limit is None or self._is_padded(limit):
-            gathered = cast(torch.Tensor, await _Ask(frames.AllGather(frame, payload)))
-            return list(gathered)
+            return list(await self._all_gather(frame, payload))
         sizes = await self._lengths(frame, limit)
         transport = costs.cheapest_ragged_gather(sizes, self.link)
         if transport == "direct":
             blocks = (frame,) * self.rank_info.size
-            arrived = await _Ask(frames.AllToAll(blocks, tuple(sizes), payload))
-            return cast("list[torch.Tensor]", arrived)
+            return await self._all_to_all(blocks, sizes, payload, sum(sizes))
         if transport == "broadcast":
             received: list[torch.Tensor] = []
             for src, length in enumerate(sizes):
@@ -491,8 +490,38 @@ class _Rounds:
             return received
         padded = frame.new_zeros(max(sizes))
         padded[: frame.numel()] = frame
-        gathered = cast(torch.Tensor, await _Ask(frames.AllGather(padded, payload)))
+        gathered = await self._all_gather(padded, payload)
         return [row[:length] for row, length in zip(gathered, sizes, strict=True)]
+
+    async def _all_gather(self, block: torch.Tensor, payload: int) -> torch.Tensor:
+        """In one operation, or in several of shorter pieces where that is faster on the link."""
+        count = costs.slices(block.numel(), self.link)
+        if count == 1:
+            return cast(torch.Tensor, await _Ask(frames.AllGather(block, payload)))
+        gathered = block.new_empty((self.rank_info.size, block.numel()))
+        for piece, share in zip(_pieces(block.numel(), count), _shares(payload, count), strict=True):
+            gathered[:, piece] = await _Ask(frames.AllGather(block[piece], share))
+        return gathered
+
+    async def _all_to_all(
+        self, blocks: Sequence[torch.Tensor], receive: Sequence[int], payload: int, data_bytes: int
+    ) -> list[torch.Tensor]:
+        """The same for blocks to every rank. `data_bytes`, equal on all ranks, are about those of a rank."""
+        count = costs.slices(data_bytes, self.link)
+        if count == 1:
+            arrived = await _Ask(frames.AllToAll(tuple(blocks), tuple(receive), payload))
+            return cast("list[torch.Tensor]", arrived)
+        complete = [blocks[0].new_empty(length) for length in receive]
+        # A frame that goes to all ranks stays one tensor in every piece, by which the meter knows it.
+        outgoing = {id(block): [block[piece] for piece in _pieces(block.numel(), count)] for block in blocks}
+        incoming = [[whole[piece] for piece in _pieces(whole.numel(), count)] for whole in complete]
+        for number, share in enumerate(_shares(payload, count)):
+            parts = tuple(outgoing[id(block)][number] for block in blocks)
+            rooms = [pieces[number] for pieces in incoming]
+            arrived = await _Ask(frames.AllToAll(parts, tuple(room.numel() for room in rooms), share))
+            for room, part in zip(rooms, arrived, strict=True):
+                room.copy_(part)
+        return complete
 
     async def _lengths(self, frame: torch.Tensor, limit: int) -> list[int]:
         """The frame lengths of all ranks: a round of its own, two, four or eight bytes per rank."""
@@ -536,9 +565,9 @@ class _Rounds:
         if limit is not None and not self._is_padded(limit):
             lengths = await self._lengths_for_me(outgoing_frames, limit)
         payload = sum(frames.parts_bytes(parts) for parts in outgoing)
-        arrived = cast(
-            "list[torch.Tensor]", await _Ask(frames.AllToAll(outgoing_frames, tuple(lengths), payload))
-        )
+        # Without a limit all ranks have frames of these lengths; else a rank knows only its own.
+        data_bytes = sum(frame.numel() for frame in outgoing_frames) if limit is None else 0
+        arrived = await self._all_to_all(outgoing_frames, lengths, payload, data_bytes)
         received = self._unpack(arrived, mine, longest, range(self.rank_info.size))
         answers: dict[int, object] = {}
         position = 0
@@ -572,6 +601,17 @@ class _Rounds:
         blocks = torch.split(written, width)
         arrived = cast("list[torch.Tensor]", await _Ask(frames.AllToAll(blocks, (width,) * size, 0)))
         return _lengths_in(torch.cat(arrived), limit)
+
+
+def _pieces(length: int, count: int) -> list[slice]:
+    """So many pieces of a block, cut at multiples of 8 bytes; those of a short block may be empty."""
+    cuts = [length * n // (8 * count) * 8 for n in range(count)]
+    return [slice(begin, end) for begin, end in pairwise([*cuts, length])]
+
+
+def _shares(payload: int, count: int) -> list[int]:
+    """The bytes of a payload that count for each of so many pieces."""
+    return [payload * (n + 1) // count - payload * n // count for n in range(count)]
 
 
 def _width(limit: int) -> str:

@@ -171,11 +171,8 @@ class Engine:
         self.probe()
 
     def probe(self) -> None:
-        """Measure the link, if it is not given; call it on every rank, between two steps.
-
-        Between two ranks nothing is decided by it.
-        """
-        if self.measured is not None and self.rank_info.size > 2:
+        """Measure the link, if it is not given; call it on every rank, between two steps."""
+        if self.measured is not None:
             self.measured.set(estimate.measure(self.executor.execute, self.rank_info), "as measured")
             self.link = self.measured.link
 

@@ -65,6 +65,11 @@ class Cost:
 # announcement by the sender, a request by the receiver, and a preamble before the data; 48 bytes each.
 GLOO_CONTROL = 48
 GLOO_SEGMENT = 2**20
+# On a slow link a gather or an all-to-all with both directions full takes up to 1.8 times as long as its
+# bytes: acknowledgements wait behind the data of the other direction. In pieces of this size it takes as long
+# as its bytes, if a piece takes so much longer than the latency that each one adds.
+SLICE_BYTES = 2**15
+SLICE_LATENCIES = 7.0
 # Bytes on an Ethernet with frames of 1,500 bytes for each byte that TCP carries.
 TCP_FRAMING = 1514 / 1448
 
@@ -117,6 +122,15 @@ def tree_depth(size: int) -> int:
 def all_to_all(size: int, rank: int, sent: Sequence[int], received: Sequence[int]) -> Cost:
     """Pairwise; a rank's block for itself does not touch the network."""
     return Cost(sum(sent) - sent[rank], sum(received) - received[rank], size - 1)
+
+
+def slices(data_bytes: int, link: Link) -> int:
+    """The number of pieces in which a gather or an all-to-all is fastest; `data_bytes` are those of a hop.
+
+    A pure function of the bytes and the link, so all ranks agree.
+    """
+    takes_longer = link.seconds(0, SLICE_BYTES) >= SLICE_LATENCIES * link.latency
+    return max(1, data_bytes // SLICE_BYTES) if takes_longer else 1
 
 
 def cheapest_ragged_gather(sizes: Sequence[int], link: Link) -> str:
