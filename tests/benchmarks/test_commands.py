@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import checksums, digits, hsdp, kernels, methods, overhead, peers, run
+from benchmarks import checksums, digits, hsdp, kernels, methods, overhead, peers, pieces, run
 from benchmarks.cli import bench
 
 ROOT = Path(__file__).parents[2]
@@ -178,3 +178,12 @@ def test_all_is_one_record_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result.exit_code == 0, result.output
     measured = ["7 entries, 2 threads"]
     assert json.loads(file.read_text()) == {"overhead": ["3 steps"], "kernels": measured, "methods": measured}
+
+
+def test_pieces_are_timed_beside_one_operation() -> None:
+    rows = pieces.run(["100mbit"], 2, 100_000)
+    assert [row.operation for row in rows] == ["gather", "all-to-all"]
+    assert all(min(row.whole, row.pieces, row.bytes_alone) > 0 for row in rows)
+    result = call("pieces", "--link", "100mbit")
+    assert result.exit_code == 2
+    assert "only the lab's links" in result.output

@@ -130,3 +130,34 @@ def test_auto_and_replica_groups_take_no_link() -> None:
         thinwire.attach(mlp(), METHOD, link="10mbit", manager=object())
     with pytest.raises(ConfigError, match="'quick'"):
         thinwire.attach(mlp(), METHOD, link="quick")
+
+
+def _in_pieces(worker: Worker) -> dict[str, tuple[list[float], int]]:
+    """Means with a fixed seed, and the operations that they took, by the link that a session decides by."""
+    generator = torch.Generator().manual_seed(worker.rank)
+    tensor = torch.randn(100_001, generator=generator)
+    found: dict[str, tuple[list[float], int]] = {}
+    for link in (Link(), Link(latency=1e-4, bandwidth=1.25e6)):
+        for method in (
+            "qsgd(bits=8, reduce='gather')",
+            "qsgd(bits=8, reduce='twoshot')",
+            "threshold(value=0.5)",
+        ):
+            session = thinwire.Session([("x", tensor)], method, link=link)
+            mean = session.average({"x": tensor})["x"]
+            key = f"{method} at {link.bandwidth:g}"
+            found[key] = mean[::1000].tolist(), session.meter.total.operations
+            session.detach()
+    return found
+
+
+def test_on_a_slow_link_pieces_give_the_same_means() -> None:
+    first, *others = run_local(_in_pieces, 3, timeout=400)
+    for other in others:
+        assert other == first
+    slow = {name: told for name, told in first.items() if name.endswith("1.25e+06")}
+    assert len(slow) == 3
+    for name, (mean, operations) in slow.items():
+        whole, once = first[name.replace("1.25e+06", "1.25e+08")]
+        assert mean == whole
+        assert operations > once
