@@ -116,9 +116,7 @@ class WithSquares(Wrapping):
         """This rank's root with the gradient x in it; None without mean squares. Nothing is kept yet."""
         return None if self.squares is None else torch.hypot(self.squares.own, x.float())
 
-    def mixed(
-        self, m: torch.Tensor, x: torch.Tensor, beta: float, out: torch.Tensor
-    ) -> torch.Tensor | None:
+    def mixed(self, m: torch.Tensor, x: torch.Tensor, beta: float, out: torch.Tensor) -> torch.Tensor | None:
         """`grown(x)`; and out = beta m + (1 - beta) c x with c = sqrt(s_0 / s).
 
         c is 1 before the second renewal, and where there has been no gradient.
