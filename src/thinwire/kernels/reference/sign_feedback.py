@@ -1,6 +1,7 @@
 """Signs of residual + gradient in stretches, in plain torch."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,17 +16,20 @@ def scales_in(numel: int, bucket: int, share: int) -> int:
     return whole * buckets(share, bucket) + buckets(rest, bucket)
 
 
+def _stretches(x: Tensor, share: int) -> tuple[Tensor, ...]:
+    return cast("tuple[Tensor, ...]", x.split(share))
+
+
 def feedback_signs(residual: Tensor, grad: Tensor, bucket: int, share: int) -> tuple[Tensor, Tensor]:
-    coded = [sign_pack_means(part, bucket) for part in (residual + grad.float()).split(share)]
+    coded = [sign_pack_means(part, bucket) for part in _stretches(residual + grad.float(), share)]
     return torch.cat([bits for bits, _ in coded]), torch.cat([means for _, means in coded])
 
 
 def commit_signs(residual: Tensor, grad: Tensor, scales: Tensor, bucket: int, share: int) -> None:
     residual += grad.float()
-    each, width = buckets(share, bucket), share
-    for begin in range(0, residual.numel(), width):
-        part = residual[begin : begin + width]
-        mine = scales[each * (begin // width) :][: buckets(part.numel(), bucket)]
+    each = buckets(share, bucket)
+    for number, part in enumerate(_stretches(residual, share)):
+        mine = scales[each * number :][: buckets(part.numel(), bucket)]
         lost_by_signs(part, mine, bucket, 1.0, part)
 
 
@@ -49,7 +53,7 @@ def signs_joined(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bucket: int, share: int, out: Tensor
 ) -> None:
     longest = min(share, out.numel())
-    for codes, scale, part in zip(packed, scales, out.split(share), strict=False):
+    for codes, scale, part in zip(packed, scales, _stretches(out, share), strict=False):
         whole = torch.empty(longest, device=out.device)
         sign_means([codes], [scale], bucket, longest, whole)
         part.copy_(whole[: part.numel()])

@@ -1,4 +1,4 @@
-"""One bit per entry, a magnitude per bucket and error feedback on a CPU: what `efsign` sends, in fewer passes.
+"""One bit per entry, a magnitude per bucket and error feedback: `efsign` on a CPU, in few passes.
 
 Codes, results and residuals have the bits of `Quantised.average` with a `DenseMemory`. But u = g + e is not
 stored: it is summed where it is read, and e changes once, after the commit. The signs of u are not decoded.
