@@ -19,13 +19,13 @@ def test_momentum_equals_the_reference(x, before, now, dtype, beta, in_place):
     x, n = x.to(dtype), x.numel()
     m, roots = vector("heavy", n, 1), tuple(magnitudes(k, n, s) for s, k in enumerate((now, before, now)))
     kept = [tensor.clone() for tensor in (m, *roots)]
-    for given in (None, roots):
+    for squares in (None, roots):
         expected, grad = torch.empty_like(x), x.clone()
-        grown = reference(lambda given=given, to=expected: kernels.adam_momentum(m, x, given, beta, to))
+        grown = reference(lambda known=squares, to=expected: kernels.adam_momentum(m, x, known, beta, to))
         out = grad if in_place else torch.empty_like(x)
-        mine = kernels.adam_momentum(m, grad, given, beta, out)
+        mine = kernels.adam_momentum(m, grad, squares, beta, out)
         same(out, expected)
-        assert (mine is None) == (grown is None) == (given is None)
+        assert (mine is None) == (grown is None) == (squares is None)
         if mine is not None:  # the last bit of a root is torch's own affair
             finite = x.isfinite()
             assert torch.allclose(mine[finite], grown[finite], rtol=3e-7, atol=1e-44)

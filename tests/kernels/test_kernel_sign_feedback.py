@@ -136,5 +136,5 @@ def test_hostile_payloads_are_refused():
     with pytest.raises(ValueError, match="stretches"):
         kernels.signs_joined([bits[:8]], [means[:1]], 4096, 64, out)
     for bucket, share in ((100, 8), (4096, 0), (4096, 12), (0, 8)):
-        with pytest.raises(ValueError, match="bucket|share"):
+        with pytest.raises(ValueError, match=r"bucket|share"):
             kernels.feedback_signs(residual, x, bucket, share)
