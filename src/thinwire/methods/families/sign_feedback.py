@@ -37,7 +37,8 @@ class SignFeedback:
         own = kernels.feedback_signs(self.error, self.x, self.bucket, share)
         received = await ch.gather(own)
         if await ch.commit(self.codec.finite(received)):
-            kernels.commit_signs(self.error, self.x, own[1], self.bucket, share)
+            rounded = own[1].to(self.out.dtype).float()  # as the result is
+            kernels.commit_signs(self.error, self.x, rounded, self.bucket, share)
         kernels.sign_means(*_sorted(received), self.bucket, n, self.out)
 
     async def _two_shots(self, stretches: Sequence[slice], ch: Channel) -> None:
