@@ -112,6 +112,23 @@ def _a2sgd(size: int) -> tuple[Action, Action]:
     return action, lambda: x.copy_(saved)
 
 
+def _momentum(size: int) -> tuple[Action, Action]:
+    m, grad, out = torch.randn(size), torch.randn(size), torch.zeros(size)
+    roots = (torch.rand(size), torch.rand(size), torch.rand(size))
+
+    def action() -> None:
+        kernels.adam_momentum(m, grad, roots, 0.9, out)
+        kernels.adam_keep(out, roots[2], m)
+
+    return action, nothing
+
+
+def _feedback_signs(residual: Tensor, grad: Tensor) -> None:
+    share = -(-residual.numel() // 8 // WORKERS) * 8
+    _, means = kernels.feedback_signs(residual, grad, 4096, share)
+    kernels.commit_signs(residual, grad, means, 4096, share)
+
+
 def _gspar_sample(size: int) -> tuple[Action, Action]:
     x = torch.randn(size)
     lam = kernels.gspar_probabilities(x, 0.01)
@@ -204,6 +221,8 @@ CASES: tuple[Case, ...] = (
     Case("sign pack + mean |x|", None, _reading(kernels.sign_pack_mean)),
     Case("sign mean, 8 workers", None, _sign_mean),
     Case("sign majority, 8 workers", None, _majority),
+    Case("feedback + signs with means of 4,096, committed", None, _feedback(_feedback_signs)),
+    Case("adam: momentum of a step, and what it keeps", None, _momentum),
     Case("A2SGD: means + correction in place", 1.2, _a2sgd),
     Case("ternary quantise", None, _reading(lambda x: kernels.ternary_quantise(x, 2.5, 1))),
     Case("natural quantise", None, _reading(lambda x: kernels.natural_quantise(x, 1))),

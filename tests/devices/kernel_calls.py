@@ -63,6 +63,23 @@ def _commit(put: Put) -> object:
     return residual
 
 
+def _adam_momentum(put: Put) -> object:
+    out, roots = put(torch.zeros(N)), (put(GRAD.abs()), put(X.abs()), put(GRAD.abs()))
+    return kernels.adam_momentum(put(GRAD), put(X), roots, 0.9, out), out
+
+
+def _adam_keep(put: Put) -> object:
+    out, m = put(X), put(torch.zeros(N))
+    kernels.adam_keep(out, put(GRAD.relu()), m)
+    return out, m
+
+
+def _commit_signs(put: Put) -> object:
+    residual = put(GRAD)
+    kernels.commit_signs(residual, put(X), put(torch.tensor([0.3, 0.7, 0.2])), 4096, 4104)
+    return residual
+
+
 def _many(put: Put, parts: list[Tensor]) -> list[Tensor]:
     return [put(part) for part in parts]
 
@@ -72,6 +89,8 @@ CALLS: dict[str, Call] = {
     "a2sgd_apply": _writes(
         lambda put, out: kernels.a2sgd_apply(put(X), put(torch.ones(2)), put(torch.zeros(2)), out)
     ),
+    "adam_keep": _adam_keep,
+    "adam_momentum": _adam_momentum,
     "two_means": lambda put: kernels.two_means(put(X)),
     "chunk_topk": lambda put: kernels.chunk_topk(put(X), PER),
     "select_feedback_chunk_topk": lambda put: kernels.select_feedback_chunk_topk(put(GRAD), put(X), PER),
@@ -139,6 +158,19 @@ CALLS: dict[str, Call] = {
     "sign_means": _writes(
         lambda put, out: kernels.sign_means(
             [put(SIGNS)] * 2, [put(torch.tensor([0.3, 0.7]))] * 2, 4096, N, out
+        )
+    ),
+    "commit_signs": _commit_signs,
+    "feedback_signs": lambda put: kernels.feedback_signs(put(GRAD), put(X), 4096, 4104),
+    "lost_by_signs": _writes(
+        lambda put, out: kernels.lost_by_signs(put(X), put(torch.tensor([0.3, 0.7])), 4096, 3.0, out)
+    ),
+    "signs_again": lambda put: kernels.signs_again(
+        put(GRAD), put(X), [put(SIGNS)] * 2, [put(torch.tensor([0.3, 0.7]))] * 2, 4096
+    ),
+    "signs_joined": _writes(
+        lambda put, out: kernels.signs_joined(
+            [put(SIGNS[:264])] * 2, [put(torch.tensor([0.3]))] * 2, 4096, 2112, out
         )
     ),
     "sign_pack": lambda put: kernels.sign_pack(put(X)),

@@ -32,7 +32,7 @@ SUMS = {
     *("a2sgd_apply", "two_means", "onebit_pack", "sign_pack_mean", "sign_pack_means", "sign_scales"),
     *("dct", "inverse_dct", "rotate", "rotate_back", "sketch_insert", "laq_norms", "laq_apply", "quantise"),
     *("gspar_probabilities", "gspar_budget", "gaussiank", "feedback_gaussiank", "select_feedback_gaussiank"),
-    *("ternary_quantise", "scatter_mean"),
+    *("ternary_quantise", "scatter_mean", "feedback_signs", "signs_again", "adam_momentum"),
 }
 METHODS = [method for method in DEFAULTS + ALSO if "demo" not in method and "adam" not in method]
 

@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
-from tests.laws.cohort import Cohort
+from tests.laws.cohort import Cohort, same_bits, same_state
 from thinwire import ConfigError
 from thinwire.methods import EFSign
+from thinwire.methods.families.feedback import DenseMemory
 
 
 def decoded(u: torch.Tensor) -> torch.Tensor:
@@ -131,3 +132,34 @@ def test_two_bits_keep_the_rest_in_the_residual(reduce: str) -> None:
         total += sum(one["wide"].double() for one in inputs)
         sent += 3 * cohort.average(inputs)[0]["wide"].double()
     assert torch.allclose(sent + cohort.residuals()["wide"], total, rtol=1e-4, atol=1e-3)
+
+
+class Plainly(EFSign):
+    """The passes of every quantised method with feedback."""
+
+    async def run(self, x, out, state, ch) -> None:
+        with DenseMemory(state.error, x, out) as memory:
+            mean = await self.average(memory.u, ch)
+            if await ch.commit(mean.finite):
+                mean.subtract_own(memory.commit(), scratch=out)
+        mean.write(out)
+
+
+@pytest.mark.parametrize("reduce", ["gather", "twoshot"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_few_passes_have_the_bits_of_many(reduce: str, dtype: torch.dtype, size: int) -> None:
+    shapes = {"wide": (31, 1033), "short": (10,), "one": (1,), "bucket": (4096,), "none": (0, 3)}
+    few, many = (
+        Cohort(kind(bucket=4096, reduce=reduce), size, shapes, dtype=dtype) for kind in (EFSign, Plainly)
+    )
+    for step in range(5):
+        inputs = few.inputs(step)
+        if step == 3:  # an aborted step
+            inputs[-1]["wide"][3, 7] = torch.inf
+        expected = many.average(inputs)
+        found = few.average(inputs, in_place=step % 2 == 0)
+        for mine, other in zip(found, expected, strict=True):
+            assert all(same_bits(mine[name], other[name]) for name in shapes), step
+        kept = [[session.engine.states.entries() for session in each.sessions] for each in (few, many)]
+        assert same_state(*kept), step

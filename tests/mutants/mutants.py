@@ -150,6 +150,20 @@ MUTANTS = (
         (LAWS, "-k", "test_conservation and (efsign or onebit)"),
     ),
     Mutant(
+        "signs with buckets lose the second code's error",
+        "methods/families/sign_feedback.py",
+        "kernels.lost_by_signs(reduced, again[1], self.bucket, ch.size, self.error[mine])",
+        "self.error[mine] = 0.0",
+        ("tests/methods/test_efsign.py", "-k", "few_passes or bucket_has_a_magnitude"),
+    ),
+    Mutant(
+        "adam adds to its squares before the commit",
+        "methods/families/mean_squares.py",
+        "        if not renewal.is_due(ch.step):\n            return Noted(own)\n",
+        "        self.own = own\n        if not renewal.is_due(ch.step):\n            return Noted(own)\n",
+        (LAWS, "-k", "test_non_finite_input_leaves_no_trace and adam"),
+    ),
+    Mutant(
         "the index code is one bit short",
         "methods/families/indices.py",
         "(n // k).bit_length() - 1",

@@ -7,6 +7,7 @@ every backend. Importing this module compiles nothing; `prepare` does it ahead o
 
 from thinwire.errors import PayloadError
 from thinwire.kernels.a2sgd import a2sgd_apply, two_means
+from thinwire.kernels.adam import adam_keep, adam_momentum
 from thinwire.kernels.chunks import PerChunk, chunk_topk, feedback_chunk_topk, select_feedback_chunk_topk
 from thinwire.kernels.dct import Chunks, dct, inverse_dct
 from thinwire.kernels.dispatch import use_reference
@@ -44,6 +45,13 @@ from thinwire.kernels.sign import (
     sign_scales,
     sign_unpack,
 )
+from thinwire.kernels.sign_feedback import (
+    commit_signs,
+    feedback_signs,
+    lost_by_signs,
+    signs_again,
+    signs_joined,
+)
 from thinwire.kernels.sketch import sketch_insert, sketch_query, sketch_query_topk
 from thinwire.kernels.ternary import ternary_quantise
 
@@ -53,6 +61,8 @@ __all__ = [
     "PayloadError",
     "PerChunk",
     "a2sgd_apply",
+    "adam_keep",
+    "adam_momentum",
     "all_finite",
     "all_flags",
     "block_of",
@@ -60,12 +70,14 @@ __all__ = [
     "chunk_argmax_sum",
     "chunk_topk",
     "commit_feedback",
+    "commit_signs",
     "dct",
     "dequantise",
     "dequantise_mean",
     "feedback_block",
     "feedback_chunk_topk",
     "feedback_gaussiank",
+    "feedback_signs",
     "feedback_threshold",
     "feedback_topk",
     "finite_flag",
@@ -77,6 +89,7 @@ __all__ = [
     "laq_apply",
     "laq_norms",
     "laq_quantise",
+    "lost_by_signs",
     "natural_dequantise",
     "natural_mean",
     "natural_quantise",
@@ -99,6 +112,8 @@ __all__ = [
     "sign_pack_means",
     "sign_scales",
     "sign_unpack",
+    "signs_again",
+    "signs_joined",
     "sketch_insert",
     "sketch_query",
     "sketch_query_topk",

@@ -25,6 +25,13 @@ def flat_float32(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must be float32, not {x.dtype}")
 
 
+def flat_any_float(name: str, x: Tensor) -> None:
+    """`flat_float` that takes float64 as well, which the reference alone can read."""
+    _flat(name, x)
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must hold floating-point numbers, not {x.dtype}")
+
+
 def same_size(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     if x.numel() != other.numel():
         raise ValueError(f"{name} has {x.numel()} entries but {other_name} has {other.numel()}")

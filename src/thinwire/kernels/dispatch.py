@@ -64,10 +64,35 @@ def _find(backend: str, reference: Callable[..., Any]) -> Callable[..., Any]:
 
 def _backend(arguments: Iterable[object]) -> str | None:
     """The backend of the one device that has all tensors; None if there is none that can read them."""
+    if _in_host_memory(arguments):
+        return BACKENDS["cpu"]
     devices: set[torch.device | None] = set()
     _add_devices(arguments, devices)
     device = devices.pop() if len(devices) == 1 else None
     return None if device is None else BACKENDS.get(device.type)
+
+
+def _in_host_memory(arguments: Iterable[object]) -> int:
+    """The number of tensors if compiled kernels can read all of them there, else 0.
+
+    Small tensors feel what this costs, so it recognises what callers usually pass, and nothing else.
+    """
+    found = 0
+    for argument in arguments:
+        kind = type(argument)
+        if kind is Tensor:
+            tensor = cast(Tensor, argument)
+            if not (tensor.is_cpu and tensor.dtype in _DTYPES and tensor.is_contiguous()):
+                return 0
+            found += 1
+        elif kind is list or kind is tuple:
+            inside = _in_host_memory(cast("Iterable[object]", argument))
+            if not inside:
+                return 0
+            found += inside
+        elif kind not in _SCALARS:
+            return 0
+    return found
 
 
 def _add_devices(arguments: Iterable[object], devices: set[torch.device | None]) -> None:

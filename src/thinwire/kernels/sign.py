@@ -39,7 +39,7 @@ def sign_scales(x: Tensor, bucket: int) -> Tensor:
 def sign_pack_means(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
     """The sign bits, and the mean of |x| in every bucket of so many entries (float32), in one pass."""
     check.flat_float("x", x)
-    _check_bucket(bucket)
+    check_bucket(bucket)
     return dispatch(reference.sign_pack_means, x, bucket)
 
 
@@ -65,7 +65,7 @@ def sign_means(
     packed: Sequence[Tensor], scales: Sequence[Tensor], bucket: int, numel: int, out: Tensor
 ) -> None:
     """`sign_mean` with a scale for every bucket of so many entries."""
-    _check_bucket(bucket)
+    check_bucket(bucket)
     check.workers(packed, scales)
     for codes, scale in zip(packed, scales, strict=True):
         check.packed(codes, check.packed_length(1, numel))
@@ -95,6 +95,7 @@ def _check_payloads(numel: int, packed: Sequence[Tensor], *scales: Sequence[Tens
         check.packed(codes, check.packed_length(1, numel))
 
 
-def _check_bucket(bucket: int) -> None:
+def check_bucket(bucket: int) -> None:
+    """A bucket is made of whole tiles."""
     if bucket < 1 or bucket % SIGN_TILE:
         raise ValueError(f"bucket must be a multiple of {SIGN_TILE}, got {bucket}")

@@ -71,6 +71,10 @@ class Adam(Around):
         m, squares = torch.zeros(layout.numel, device=layout.device), MeanSquares.new(layout, self.refresh)
         return AdamState(m, squares=squares, inner=self.exchange.init(layout))
 
+    @property
+    def kernel_families(self) -> tuple[str, ...]:
+        return ("adam", *super().kernel_families)
+
     def assign(self, slot: Slot, *, small: bool) -> Exchange:
         return replace(
             self, exchange=self.exchange.assign(slot, small=small) or (BF16() if small else Dense())
@@ -81,18 +85,15 @@ class Adam(Around):
         return step < self.warmup
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: AdamState, ch: Channel) -> None:
-        m, part, noted = state.m, 1 - self.beta1, await state.noted(x, self.warmup, self.refresh, ch)
-        if self.is_exact(ch.step):
+        m, exact = state.m, self.is_exact(ch.step)
+        own = state.grown(x) if exact else state.mixed(m, x, self.beta1, out)  # beta1 m + (1 - beta1) c g
+        noted = await state.noted(own, self.warmup, self.refresh, ch)
+        if exact:
             await ch.mean(x, out)  # out = (1/W) sum g
-            committed = await ch.commit(out.isfinite().all())
-            new = torch.lerp(m, out.to(m.dtype), part)  # m = beta1 m + (1 - beta1) out
-        else:
-            u = torch.lerp(m, state.scaled(x), part)  # u = beta1 m + (1 - beta1) c g
-            committed = await self.pass_on(u.to(x.dtype), out, state, ch)
-            new = out  # out = m = exchange of u
-        if committed:
-            m.copy_(new)
-            state.keep(noted, m, out if new is out else None)
+            if await ch.commit(out.isfinite().all()):
+                state.keep(noted, m.lerp_(out.to(m.dtype), 1 - self.beta1))  # m = beta1 m + (1 - beta1) out
+        elif await self.pass_on(out, out, state, ch):  # out = m = exchange of what `mixed` has written there
+            state.keep(noted, state.taken(out, m))
 
     def exact(self) -> Exchange | None:
         inner = self.exchange.exact()

@@ -12,6 +12,7 @@ from thinwire.core import Channel, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import DenseMemory, Residual
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, padded, reduce_option
+from thinwire.methods.families.sign_feedback import SignFeedback
 from thinwire.methods.families.signs import signs_mean, signs_of
 
 
@@ -65,9 +66,12 @@ class EFSign(Quantised):
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
-        return ("finite", "feedback", "sign")
+        return ("finite", "feedback", "sign", "sign_feedback")
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Residual, ch: Channel) -> None:
+        if self.bits == 1 and self.bucket is not None and x.device.type == "cpu":
+            await SignFeedback(self, self.bucket, state.error, x, out).run(ch)  # the same in fewer passes
+            return
         with DenseMemory(state.error, x, out) as memory:
             mean = await self.average(memory.u, ch)  # of Delta = (||u||_1 / n) sign(u), u = g + e
             if await ch.commit(mean.finite):
@@ -76,17 +80,10 @@ class EFSign(Quantised):
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
         """For each bit: the signs of what is left of v, packed, and its mean magnitudes."""
-        parts = signs_of(v, self.bucket)
-        for _ in range(1, self.bits):
-            parts += signs_of(v - self.decode([parts], v.numel()), self.bucket)
-        return parts
+        return signs_of(v, self.bucket, self.bits)
 
     def decode_mean(self, received: Sequence[Parts], out: torch.Tensor) -> None:
-        signs_mean([parts[:2] for parts in received], self.bucket, out)
-        for bit in range(2, len(received[0]), 2):
-            more = torch.empty_like(out)
-            signs_mean([parts[bit : bit + 2] for parts in received], self.bucket, more)
-            out += more
+        signs_mean(received, self.bucket, out)
 
     def encode_padded(self, v: torch.Tensor, n: int, seed: int, rotation: int) -> list[torch.Tensor]:
         del rotation  # it has none

@@ -100,7 +100,12 @@ Primitive = Operation | Commit | Within
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as flat uint8 (a view where it is contiguous)."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    # What is so already is not asked again: frames have many parts, and most are short.
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dim() != 1 or not tensor.is_contiguous():
+        tensor = tensor.contiguous().view(-1)
+    return tensor if tensor.dtype == torch.uint8 else tensor.view(torch.uint8)
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
@@ -109,7 +114,8 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
 
 def _order(parts: Sequence[torch.Tensor]) -> list[int]:
     """Wide elements first, so that every part starts at a multiple of its element size, without padding."""
-    return sorted(range(len(parts)), key=lambda i: -parts[i].element_size())
+    sizes = [-part.element_size() for part in parts]
+    return sorted(range(len(parts)), key=sizes.__getitem__)
 
 
 def frame_bytes(parts: Sequence[torch.Tensor], ragged: bool) -> int:
@@ -205,6 +211,8 @@ def pack(
         struct.pack_into(f"<{len(parts)}I", head, HEADER_BYTES, *(part.numel() for part in parts))
     contents = [as_bytes(parts[index]) for index in _order(parts)]
     if device.type == "cpu":
+        if total <= _BLOCK_BYTES and len(contents) > 1:  # it stays in the cache as a whole
+            contents = [torch.cat(contents)]
         _fill(memory_of(buffer), head, [memory_of(content) for content in contents])
         return buffer
     buffer[: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
@@ -311,10 +319,9 @@ def unpack(
     needed = table + sum(n * t.element_size() for n, t in zip(lengths, templates, strict=True))
     if _aligned(needed) != body and not (padded and _aligned(needed) < body):
         raise PayloadError(f"{where} has {body} bytes for parts that need {needed}: truncated or too long")
-    parts: list[torch.Tensor | None] = [None] * len(templates)
-    position = HEADER_BYTES + table
-    for index in _order(templates):
-        width = lengths[index] * templates[index].element_size()
-        parts[index] = frame[position : position + width].view(templates[index].dtype)
-        position += width
-    return [part for part in parts if part is not None]
+    order, begin = _order(templates), HEADER_BYTES + table
+    widths = [lengths[index] * templates[index].element_size() for index in order]
+    pieces = cast("Sequence[torch.Tensor]", frame[begin : begin + sum(widths)].split(widths))
+    parts = dict(zip(order, pieces, strict=True))
+    types = [template.dtype for template in templates]
+    return [parts[i] if kind == torch.uint8 else parts[i].view(kind) for i, kind in enumerate(types)]

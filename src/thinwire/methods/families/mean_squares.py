@@ -18,6 +18,7 @@ from typing import cast
 
 import torch
 
+from thinwire import kernels
 from thinwire.core import Channel, Layout, State, momentum
 from thinwire.methods.families.wrapped import Wrapping
 
@@ -74,13 +75,8 @@ class MeanSquares(State):
         roots = (torch.zeros(layout.numel, device=layout.device) for _ in range(3))
         return cls(*roots, lengths=tuple(slot.numel for slot in layout.slots))
 
-    def scale(self) -> torch.Tensor:
-        """sqrt(s_0 / s); 1 before the second renewal, and where there has been no gradient."""
-        return _ratio(self.s_0, self.s)
-
-    async def noted(self, gradient: torch.Tensor, renewal: Renewal, ch: Channel) -> Noted:
-        """Add this rank's gradient; if it is due, average over all ranks. Nothing is kept yet."""
-        own = torch.hypot(self.own, gradient.to(self.own.dtype))
+    async def noted(self, own: torch.Tensor, renewal: Renewal, ch: Channel) -> Noted:
+        """`own` has this rank's gradient in it; if it is due, average over all ranks. Nothing is kept yet."""
         if not renewal.is_due(ch.step):
             return Noted(own)
         sent = own.square().div_(renewal.steps(ch.step)).to(torch.bfloat16)
@@ -92,7 +88,7 @@ class MeanSquares(State):
 
     def keep(self, noted: Noted, m: torch.Tensor) -> None:
         """The step is committed. If s is new, `m`, which has gradients times `scale` in it, follows."""
-        self.own.copy_(noted.own)
+        self.own = noted.own
         if noted.s is None:
             return
         if noted.first:
@@ -116,21 +112,33 @@ class WithSquares(Wrapping):
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         return super().tensors(kind) | ({} if self.squares is None else self.squares.tensors(kind))
 
-    async def noted(self, x: torch.Tensor, first: int, times: int | None, ch: Channel) -> Noted | None:
+    def grown(self, x: torch.Tensor) -> torch.Tensor | None:
+        """This rank's root with the gradient x in it; None without mean squares. Nothing is kept yet."""
+        return None if self.squares is None else torch.hypot(self.squares.own, x.float())
+
+    def mixed(self, m: torch.Tensor, x: torch.Tensor, beta: float, out: torch.Tensor) -> torch.Tensor | None:
+        """`grown(x)`; and out = beta m + (1 - beta) c x with c = sqrt(s_0 / s).
+
+        c is 1 before the second renewal, and where there has been no gradient.
+        """
+        kept = self.squares
+        return kernels.adam_momentum(m, x, kept and (kept.own, kept.s_0, kept.s), beta, out)
+
+    async def noted(
+        self, own: torch.Tensor | None, first: int, times: int | None, ch: Channel
+    ) -> Noted | None:
         """See `MeanSquares.noted`; None without mean squares."""
-        if self.squares is None or times is None:
+        if self.squares is None or own is None or times is None:
             return None
-        return await self.squares.noted(x, Renewal(first, times), ch)
+        return await self.squares.noted(own, Renewal(first, times), ch)
 
-    def scaled(self, x: torch.Tensor) -> torch.Tensor:
-        """The gradient times sqrt(s_0 / s), as a float32."""
-        return x.float() if self.squares is None else x.float().mul(self.squares.scale())
+    def keep(self, noted: Noted | None, m: torch.Tensor) -> None:
+        """See `MeanSquares.keep`."""
+        if self.squares is not None and noted is not None:
+            self.squares.keep(noted, m)
 
-    def keep(self, noted: Noted | None, m: torch.Tensor, momentum: torch.Tensor | None) -> None:
-        """See `MeanSquares.keep`. The momentum that the optimizer gets is cleared where nobody has had a
-        gradient: a lossy exchange may fill these entries, too."""
-        if self.squares is None or noted is None:
-            return
-        if momentum is not None:
-            momentum.mul_(self.squares.s.sign().to(momentum.dtype))  # s is never negative
-        self.squares.keep(noted, m)
+    def taken(self, out: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        """m = out. The momentum `out` that the optimizer gets is cleared where nobody has had a gradient: a
+        lossy exchange may fill these entries, too."""
+        kernels.adam_keep(out, self.squares and self.squares.s, m)
+        return m

@@ -71,7 +71,7 @@ class Quantised(Exchange):
 
     def finite(self, received: Sequence[Parts]) -> bool | torch.Tensor:
         """Whether all ranks coded finite numbers: a rank that did not sends a non-finite scale."""
-        return kernels.all_flags(kernels.finite_flag(parts[1]) for parts in received)
+        return kernels.finite_flag(torch.cat([parts[1] for parts in received]))
 
     def decode(self, received: Sequence[Parts], n: int) -> torch.Tensor:
         out = torch.empty(n, device=received[0][0].device)
@@ -130,7 +130,7 @@ class Quantised(Exchange):
         return GatheredMean(self, own, await ch.gather(own), rotation)
 
     async def _two_shot(self, v: torch.Tensor, ch: Channel, room: torch.Tensor | None) -> TwoShotMean:
-        stretches, rotation = self._stretches(v.numel(), ch.size), ch.shared_seed()
+        stretches, rotation = self.stretches(v.numel(), ch.size), ch.shared_seed()
         pieces = [
             self.turned(v[stretch], rotation + owner, None if room is None else room[stretch])
             for owner, stretch in enumerate(stretches)
@@ -174,7 +174,7 @@ class Quantised(Exchange):
     def payload_bytes(self, layout: Layout, size: int) -> int:
         if not self.two_shot(layout.numel, size):
             return self.code_bytes(layout.numel)
-        widths = [s.stop - s.start for s in self._stretches(layout.numel, size)]
+        widths = [s.stop - s.start for s in self.stretches(layout.numel, size)]
         return sum(map(self.code_bytes, widths)) + self.code_bytes(max(widths))
 
     def two_shot(self, n: int, size: int, link: Link = ASSUMED_LINK) -> bool:
@@ -189,7 +189,7 @@ class Quantised(Exchange):
         faster = link.seconds(size - 1, pieces) < link.seconds(0, (size - 1) * code)
         return size >= self.two_shots_from and faster
 
-    def _stretches(self, n: int, size: int) -> list[slice]:
+    def stretches(self, n: int, size: int) -> list[slice]:
         """One stretch per rank, of equal length and in whole units."""
         units = -(-n // self.unit)
         share = -(-units // size) * self.unit
@@ -269,6 +269,8 @@ class TwoShotMean:
 
 def padded(x: torch.Tensor, size: int) -> torch.Tensor:
     """x, padded with zeros to this size."""
+    if x.numel() == size:
+        return x
     longer = x.new_zeros(size)
     longer[: x.numel()] = x
     return longer

@@ -12,15 +12,33 @@ from thinwire import kernels
 from thinwire.methods.families.quantised import Parts
 
 
-def signs_of(v: torch.Tensor, bucket: int | None) -> list[torch.Tensor]:
-    """sign(v), packed, and ||v||_1 / n, of every bucket if there are some."""
+def signs_of(v: torch.Tensor, bucket: int | None, bits: int = 1) -> list[torch.Tensor]:
+    """sign(v), packed, and ||v||_1 / n, of every bucket if there are some; the same of what is left, ..."""
+    parts = _signs_of(v, bucket)
+    for _ in range(1, bits):
+        coded = torch.empty(v.numel(), device=v.device)
+        signs_mean([parts], bucket, coded)
+        parts += _signs_of(v - coded, bucket)
+    return parts
+
+
+def signs_mean(received: Sequence[Parts], bucket: int | None, out: torch.Tensor) -> None:
+    """The mean of what `signs_of` has made, of any number of bits."""
+    _signs_mean([parts[:2] for parts in received], bucket, out)
+    for bit in range(2, len(received[0]), 2):
+        more = torch.empty_like(out)
+        _signs_mean([parts[bit : bit + 2] for parts in received], bucket, more)
+        out += more
+
+
+def _signs_of(v: torch.Tensor, bucket: int | None) -> list[torch.Tensor]:
     if bucket is not None:
         return list(kernels.sign_pack_means(v, bucket))
     bits, magnitude = kernels.sign_pack_mean(v)
     return [bits, magnitude.float()]
 
 
-def signs_mean(received: Sequence[Parts], bucket: int | None, out: torch.Tensor) -> None:
+def _signs_mean(received: Sequence[Parts], bucket: int | None, out: torch.Tensor) -> None:
     codes, magnitudes = [bits for bits, _ in received], [each for _, each in received]
     if bucket is None:
         kernels.sign_mean(codes, magnitudes, out.numel(), out)
