@@ -58,7 +58,13 @@ RECONCILED_WORKERS = (16, 64)
 NOISE = 2**23
 # After this many seconds no further turn is measured: long turns vary little.
 LONG_ENOUGH = 0.1
+# Nor if the two shortest of so many turns took equally long, but for this factor: nothing disturbed them.
+SEVERAL, EQUALLY_LONG = 3, 1.02
+# Among so many workers a turn is mostly decoding, which takes as long without a residual as with one.
+LARGE_GROUP = 64
 COPIES = 5
+# By how much the lengths of two steps may differ if a method does not alternate; more if data decides them.
+SAME, VARYING = 0.01, 0.05
 
 
 @dataclass(frozen=True)
@@ -251,7 +257,8 @@ class Player:
         if self._steps is None:
             sample = self._sample(SMALL_SAMPLE)
             first, second = (self._as_leader(sample, workers, step, 0).jobs for step in STEPS)
-            self._steps = [STEPS[0]] if _alike(first, second) else list(STEPS)
+            varies = VARYING if self.data_dependent else SAME
+            self._steps = [STEPS[0]] if _alike(first, second, varies) else list(STEPS)
         return self._steps
 
     def _as_leader(self, sample: Sample, workers: int, step: int, repeats: int) -> _Played:
@@ -302,15 +309,18 @@ class Player:
         if self._may_skip and repeats:  # the same gradients once more
             quiet = _Quiet(turn(0), dict(mirror.operations))
         began = time.perf_counter()
+        totals: list[float] = []
         # A kernel may be loaded in the first turn that has a residual; the whole model at once has none.
-        least = 1 if self.whole else 2
-        while len(turns) <= repeats and (len(turns) <= least or time.perf_counter() - began < LONG_ENOUGH):
+        least = 1 if self.whole or rank_info.size >= LARGE_GROUP else 2
+        while len(turns) <= repeats and (
+            len(totals) < least or (time.perf_counter() - began < LONG_ENOUGH and not _settled(totals))
+        ):
             turns.append(turn(len(turns)))
+            totals.append(sum(job.work for job in turns[-1]))
         measured = turns[1:] or turns  # the first turn makes states and workspaces
         # Other work on this machine makes a turn longer, never shorter: the shortest counts.
         jobs = tuple(min(same, key=lambda job: job.work) for same in zip(*measured, strict=True))
-        totals = [sum(job.work for job in turn) for turn in measured]
-        spread = statistics.median(totals) / min(totals) if repeats and min(totals) > 0 else 1.0
+        spread = statistics.median(totals) / min(totals) if totals and min(totals) > 0 else 1.0
         return _Played(session, jobs, spread, mirror.operations, quiet)
 
     def _programs(self, session: Session, sample: Sample, turn: int) -> Generator[Program, None, None]:
@@ -403,12 +413,18 @@ def noise(entries: int) -> torch.Tensor:
     return _random_numbers().repeat(-(-entries // NOISE))[:entries]
 
 
-def _alike(first: Sequence[Job], second: Sequence[Job]) -> bool:
-    """Whether two steps take the same operations; lengths that depend on the data differ a little."""
+def _settled(totals: Sequence[float]) -> bool:
+    """Whether the two shortest of several turns took equally long."""
+    shortest = sorted(totals)[:2]
+    return len(totals) >= SEVERAL and shortest[1] <= EQUALLY_LONG * shortest[0]
+
+
+def _alike(first: Sequence[Job], second: Sequence[Job], varies: float) -> bool:
+    """Whether two steps take the same operations, of lengths that differ by this part at most."""
     for one, other in zip(first, second, strict=True):
         if [r.operation for r in one.rounds] != [r.operation for r in other.rounds]:
             return False
         for a, b in zip(one.rounds, other.rounds, strict=True):
-            if not math.isclose(a.sent + a.received, b.sent + b.received, rel_tol=0.01, abs_tol=64):
+            if not math.isclose(a.sent + a.received, b.sent + b.received, rel_tol=varies, abs_tol=64):
                 return False
     return True
