@@ -293,9 +293,7 @@ class Player:
         with contextlib.suppress(ElsewhereError, UnknownBlockError):
             self._played(sample, rank_info, step, sent, 0)
 
-    def _played(
-        self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int
-    ) -> _Played:
+    def _played(self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int) -> _Played:
         session = self._session(rank_info)
         session.engine.step = step
         session.engine.confirms = False  # one step in 64 does, and it is not the step to predict
