@@ -17,3 +17,13 @@ def paused() -> Generator[None]:
     finally:
         if on:
             gc.enable()
+
+
+@contextmanager
+def sparing() -> Generator[None]:
+    """It does not look through what is there now, again and again."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

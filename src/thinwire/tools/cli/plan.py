@@ -123,7 +123,7 @@ def plan(
         adapts = not asked and replicas == "any" and trained.optimizer == "adaptive"
         periodic = families() if adapts else []
         asked = asked or planning.candidates(trained.optimizer, replicas=replicas, workers=workers)
-        with progress(len(asked) + len(periodic) + 1) as advance:
+        with collector.sparing(), progress(len(asked) + len(periodic) + 1) as advance:
             made = planning.make_plan(
                 trained.shapes,
                 workers,
