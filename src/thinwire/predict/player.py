@@ -58,8 +58,6 @@ RECONCILED_WORKERS = (16, 64)
 NOISE = 2**23
 # After this many seconds no further turn is measured: long turns vary little.
 LONG_ENOUGH = 0.1
-# Nor if the two shortest of so many turns took equally long, but for this factor: nothing disturbed them.
-SEVERAL, EQUALLY_LONG = 3, 1.02
 # Among so many workers a turn is mostly decoding, which takes as long without a residual as with one.
 LARGE_GROUP = 64
 COPIES = 5
@@ -303,23 +301,24 @@ class Player:
             programs = enumerate(self._programs(session, sample, number))
             return tuple(mirror.run(each, place, to_the_end=repeats > 0) for place, each in programs)
 
-        turns, quiet = [turn(0)], None
+        turns, operations, quiet = [turn(0)], dict(mirror.operations), None
         if self._may_skip and repeats:  # the same gradients once more
             quiet = _Quiet(turn(0), dict(mirror.operations))
         began = time.perf_counter()
-        totals: list[float] = []
         # A kernel may be loaded in the first turn that has a residual; the whole model at once has none.
         least = 1 if self.whole or rank_info.size >= LARGE_GROUP else 2
-        while len(turns) <= repeats and (
-            len(totals) < least or (time.perf_counter() - began < LONG_ENOUGH and not _settled(totals))
-        ):
-            turns.append(turn(len(turns)))
-            totals.append(sum(job.work for job in turns[-1]))
+        while len(turns) <= repeats and (len(turns) <= least or time.perf_counter() - began < LONG_ENOUGH):
+            latest = turn(len(turns))
+            if self._may_skip and list(map(many.kinds, latest)) != list(map(many.kinds, turns[0])):
+                break  # a lazy method has skipped this turn: it does not show what sending takes
+            turns.append(latest)
+            operations = dict(mirror.operations)
         measured = turns[1:] or turns  # the first turn makes states and workspaces
         # Other work on this machine makes a turn longer, never shorter: the shortest counts.
         jobs = tuple(min(same, key=lambda job: job.work) for same in zip(*measured, strict=True))
-        spread = statistics.median(totals) / min(totals) if totals and min(totals) > 0 else 1.0
-        return _Played(session, jobs, spread, mirror.operations, quiet)
+        totals = [sum(job.work for job in turn) for turn in measured]
+        spread = statistics.median(totals) / min(totals) if repeats and min(totals) > 0 else 1.0
+        return _Played(session, jobs, spread, operations, quiet)
 
     def _programs(self, session: Session, sample: Sample, turn: int) -> Generator[Program, None, None]:
         """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
@@ -376,10 +375,10 @@ class Player:
             played = [(count, self.reconciliation(count)) for count in RECONCILED_WORKERS]
             return many.job_for(workers, played, None)
         names = [name for bucket in self._first_layers(WHOLE_SAMPLE) for name in bucket]
-        copies = [(name, noise(self._entries([name])).view(self.shapes[name]).clone()) for name in names]
-        own = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
-        mirror = Mirror(own.rank_info)
+        mirror = Mirror(RankInfo(0, workers))
         with one_thread_if_busy():
+            copies = [(name, noise(self._entries([name])).view(self.shapes[name]).clone()) for name in names]
+            own = Session(copies, self.exchange, rank_info=mirror.rank_info, dense_below=self.dense_below)
             job = mirror.run(own.reconciliation())
         factor = self._entries(self.shapes) / max(1, self._entries(names))
         return grown(job, mirror.operations[0], factor)
@@ -409,12 +408,6 @@ def noise(entries: int) -> torch.Tensor:
     if entries <= NOISE:
         return _random_numbers()[:entries]
     return _random_numbers().repeat(-(-entries // NOISE))[:entries]
-
-
-def _settled(totals: Sequence[float]) -> bool:
-    """Whether the two shortest of several turns took equally long."""
-    shortest = sorted(totals)[:2]
-    return len(totals) >= SEVERAL and shortest[1] <= EQUALLY_LONG * shortest[0]
 
 
 def _alike(first: Sequence[Job], second: Sequence[Job], varies: float) -> bool:
