@@ -1,5 +1,6 @@
 """`thinwire`, `python -m thinwire`, and so `torchrun -m thinwire`."""
 
+import gc
 import sys
 from importlib.util import find_spec
 
@@ -13,7 +14,10 @@ def main() -> None:
         sys.exit(f"thinwire: the command line needs {', '.join(missing)}: pip install 'thinwire[cli]'")
     from thinwire.tools.cli import app
 
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # Python would look through all objects before it ends
 
 
 if __name__ == "__main__":

@@ -421,6 +421,24 @@ def test_what_overlaps_is_not_waited_for() -> None:
     assert hidden.sent_bytes == blocking.sent_bytes
 
 
+@pytest.mark.parametrize("method", ["laq(bits=4)", "slaq(bits=4)"])
+def test_steps_that_a_lazy_method_skips_do_not_stand_for_those_it_sends(method: str) -> None:
+    """Of ten turns with such gradients it skips some, which take the least work."""
+    once, often = (predict.profile(method, SHAPES, 8, repeats=count) for count in (1, 10))
+    assert (often.rounds, often.sent_bytes) == (once.rounds, once.sent_bytes)
+    assert often.rounds > often.quieter().rounds
+
+
+def test_a_part_of_a_large_model_is_reconciled(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {f"layer {number}": (300, 200) for number in range(12)}
+    whole = predict.profile("a2sgd", shapes, 4, repeats=1).reconciliation
+    monkeypatch.setattr(player, "WHOLE_SAMPLE", 100_000)
+    part = predict.profile("a2sgd", shapes, 4, repeats=1).reconciliation
+    assert part is not None
+    assert whole is not None
+    assert [each.cost for each in part.rounds] == [each.cost for each in whole.rounds]
+
+
 @pytest.mark.usefixtures("counted_time")
 @pytest.mark.parametrize("method", ["lag", "laq(bits=4)"])
 def test_a_lazy_method_has_a_step_without_uploads(method: str) -> None:

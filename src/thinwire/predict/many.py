@@ -32,11 +32,15 @@ Counted = Sequence[tuple[int, Job]]
 
 def only_gathers(few: Job, many: Job) -> bool:
     """Whether so many workers and any larger number take the same operations: sums, and whole payloads."""
-    same = kinds(few) == kinds(many)
-    following = (*many.rounds[1:], None)
-    return same and all(
+    return kinds(few) == kinds(many) and gathers_whole(many)
+
+
+def gathers_whole(job: Job) -> bool:
+    """Whether its operations are sums and gathers of whole payloads, without pieces for every worker."""
+    following = (*job.rounds[1:], None)
+    return all(
         each.operation in ("all_reduce", "broadcast") or each.inside or _whole(each) or _lengths(each, after)
-        for each, after in zip(many.rounds, following, strict=True)
+        for each, after in zip(job.rounds, following, strict=True)
     )
 
 
@@ -55,12 +59,13 @@ def job_for(workers: int, measured: Counted, played: Counted | None, local: int 
 
     Args:
         workers: the number.
-        measured: for two numbers of workers, the job with its measured work.
+        measured: for two numbers of workers, the job with its measured work; with `played` the larger one
+            is enough.
         played: for two larger numbers, the last of which may be `workers`: the job with the work of a part of
             the model. None if the operations do not change, see `only_gathers`.
         local: the ranks per host; operations inside a host do not depend on the workers.
     """
-    (few, slow), (many, slower) = measured
+    (few, slow), (many, slower) = measured[0], measured[-1]
     (fewer, one), (more, other) = measured if played is None else played
     if kinds(one) != kinds(other):
         raise ThinwireError(

@@ -58,7 +58,11 @@ RECONCILED_WORKERS = (16, 64)
 NOISE = 2**23
 # After this many seconds no further turn is measured: long turns vary little.
 LONG_ENOUGH = 0.1
+# Among so many workers a turn is mostly decoding, which takes as long without a residual as with one.
+LARGE_GROUP = 64
 COPIES = 5
+# By how much the lengths of two steps may differ if a method does not alternate; more if data decides them.
+SAME, VARYING = 0.01, 0.05
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,27 @@ class _Played:
     jobs: tuple[Job, ...]
     spread: float
     operations: Mapping[int, Sequence[Recorded]]
+    quiet: _Quiet | None = None
 
     def jobs_of(self, sample: Sample, *, work: bool = True) -> tuple[Job, ...]:
         return tuple(grown(self.jobs[i], self.operations[i], n, work=work) for i, n in sample.jobs)
+
+
+class _Quiet(NamedTuple):
+    """The jobs of a turn without anything new to send, and their operations."""
+
+    jobs: tuple[Job, ...]
+    operations: Mapping[int, Sequence[Recorded]]
+
+    def jobs_of(self, sample: Sample) -> tuple[Job, ...]:
+        return tuple(grown(self.jobs[i], self.operations[i], n) for i, n in sample.jobs)
+
+
+class _Cast(NamedTuple):
+    """The rank that is played, and others that are played first: it waits for what they send."""
+
+    leader: int = 0
+    before: tuple[int, ...] = ()
 
 
 class Player:
@@ -147,6 +169,7 @@ class Player:
         self._may_skip = traits.optimizer == "plain SGD"
         self.buckets = buckets
         self._steps: list[int] | None = [STEPS[0]] if traits.payload == "fixed" else None
+        self._casts: dict[tuple[int, int], _Cast] = {}
         if self.whole:
             self.shares = (1.0,)
 
@@ -219,11 +242,9 @@ class Player:
             found = [
                 self._as_leader(sample, workers, each, repeats) for each in self._different_steps(workers)
             ]
-            quiet = None
-            if self._may_skip and repeats:
-                some = self._sample(entries or SAMPLE)
-                quiet = self._as_leader(some, workers, STEPS[0], 1, still=True).jobs_of(some)
         steps = tuple(each.jobs_of(sample, work=grow_work) for each in found)
+        still = found[0].quiet
+        quiet = None if still is None else still.jobs_of(sample)
         return Play(steps, quiet, found[0].session.reconcile_every, max(played.spread for played in found))
 
     def _different_steps(self, workers: int) -> list[int]:
@@ -234,56 +255,70 @@ class Player:
         if self._steps is None:
             sample = self._sample(SMALL_SAMPLE)
             first, second = (self._as_leader(sample, workers, step, 0).jobs for step in STEPS)
-            self._steps = [STEPS[0]] if _alike(first, second) else list(STEPS)
+            varies = VARYING if self.data_dependent else SAME
+            self._steps = [STEPS[0]] if _alike(first, second, varies) else list(STEPS)
         return self._steps
 
-    def _as_leader(
-        self, sample: Sample, workers: int, step: int, repeats: int, *, still: bool = False
-    ) -> _Played:
+    def _as_leader(self, sample: Sample, workers: int, step: int, repeats: int) -> _Played:
         """Play rank 0, or the rank whose broadcast the others wait for.
 
         If a method cuts what it has computed from a tensor into a range per rank, the last range may be
         shorter than that of rank 0, which cannot stand for it then: the last rank can stand for all.
+        Which rank it was is remembered for the next sample.
         """
-        rank, sent = 0, Blocks()
+        (rank, before), sent = self._casts.get((workers, step), _Cast()), Blocks()
+        for other in before:
+            self._play_other(sample, RankInfo(other, workers), step, sent)
         for _ in range(4):
             try:
-                return self._played(sample, RankInfo(rank, workers), step, sent, repeats, still)
+                played = self._played(sample, RankInfo(rank, workers), step, sent, repeats)
             except ElsewhereError as elsewhere:
                 rank = elsewhere.src
             except PayloadError:
                 if rank:
                     raise
-                rank, sent = workers - 1, Blocks()
+                rank, before, sent = workers - 1, (), Blocks()
             except UnknownBlockError as unknown:
-                with contextlib.suppress(ElsewhereError, UnknownBlockError):
-                    self._played(sample, RankInfo(unknown.src, workers), step, sent, 0, still)
+                before = (*before, unknown.src)
+                self._play_other(sample, RankInfo(unknown.src, workers), step, sent)
+            else:
+                self._casts[workers, step] = _Cast(rank, before)
+                return played
         raise AssertionError(f"{self.exchange}: every rank waits for what another one sends")
 
-    def _played(
-        self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int, still: bool
-    ) -> _Played:
+    def _play_other(self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks) -> None:
+        """For what this rank sends: it is played as far as that is possible."""
+        with contextlib.suppress(ElsewhereError, UnknownBlockError):
+            self._played(sample, rank_info, step, sent, 0)
+
+    def _played(self, sample: Sample, rank_info: RankInfo, step: int, sent: Blocks, repeats: int) -> _Played:
         session = self._session(rank_info)
         session.engine.step = step
         session.engine.confirms = False  # one step in 64 does, and it is not the step to predict
         mirror = Mirror(rank_info, sent)
 
         def turn(number: int) -> tuple[Job, ...]:
-            programs = enumerate(self._programs(session, sample, 0 if still else number))
+            programs = enumerate(self._programs(session, sample, number))
             return tuple(mirror.run(each, place, to_the_end=repeats > 0) for place, each in programs)
 
-        turns = [turn(0)]
+        turns, operations, quiet = [turn(0)], dict(mirror.operations), None
+        if self._may_skip and repeats:  # the same gradients once more
+            quiet = _Quiet(turn(0), dict(mirror.operations))
         began = time.perf_counter()
         # A kernel may be loaded in the first turn that has a residual; the whole model at once has none.
-        least = 1 if self.whole else 2
+        least = 1 if self.whole or rank_info.size >= LARGE_GROUP else 2
         while len(turns) <= repeats and (len(turns) <= least or time.perf_counter() - began < LONG_ENOUGH):
-            turns.append(turn(len(turns)))
+            latest = turn(len(turns))
+            if self._may_skip and list(map(many.kinds, latest)) != list(map(many.kinds, turns[0])):
+                break  # a lazy method has skipped this turn: it does not show what sending takes
+            turns.append(latest)
+            operations = dict(mirror.operations)
         measured = turns[1:] or turns  # the first turn makes states and workspaces
         # Other work on this machine makes a turn longer, never shorter: the shortest counts.
         jobs = tuple(min(same, key=lambda job: job.work) for same in zip(*measured, strict=True))
         totals = [sum(job.work for job in turn) for turn in measured]
         spread = statistics.median(totals) / min(totals) if repeats and min(totals) > 0 else 1.0
-        return _Played(session, jobs, spread, mirror.operations)
+        return _Played(session, jobs, spread, operations, quiet)
 
     def _programs(self, session: Session, sample: Sample, turn: int) -> Generator[Program, None, None]:
         """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
@@ -339,10 +374,14 @@ class Player:
         if workers > RECONCILED_WORKERS[-1]:  # a short gather and sums, among any number of workers
             played = [(count, self.reconciliation(count)) for count in RECONCILED_WORKERS]
             return many.job_for(workers, played, None)
-        session = self._session(RankInfo(0, workers))
-        copies = [(name, tensor.clone()) for name, tensor in session.engine.parameters.items()]
-        own = Session(copies, self.exchange, rank_info=RankInfo(0, workers), dense_below=self.dense_below)
-        return Mirror(own.rank_info).run(own.reconciliation())
+        names = [name for bucket in self._first_layers(WHOLE_SAMPLE) for name in bucket]
+        mirror = Mirror(RankInfo(0, workers))
+        with one_thread_if_busy():
+            copies = [(name, noise(self._entries([name])).view(self.shapes[name]).clone()) for name in names]
+            own = Session(copies, self.exchange, rank_info=mirror.rank_info, dense_below=self.dense_below)
+            job = mirror.run(own.reconciliation())
+        factor = self._entries(self.shapes) / max(1, self._entries(names))
+        return grown(job, mirror.operations[0], factor)
 
 
 @contextlib.contextmanager
@@ -371,12 +410,12 @@ def noise(entries: int) -> torch.Tensor:
     return _random_numbers().repeat(-(-entries // NOISE))[:entries]
 
 
-def _alike(first: Sequence[Job], second: Sequence[Job]) -> bool:
-    """Whether two steps take the same operations; lengths that depend on the data differ a little."""
+def _alike(first: Sequence[Job], second: Sequence[Job], varies: float) -> bool:
+    """Whether two steps take the same operations, of lengths that differ by this part at most."""
     for one, other in zip(first, second, strict=True):
         if [r.operation for r in one.rounds] != [r.operation for r in other.rounds]:
             return False
         for a, b in zip(one.rounds, other.rounds, strict=True):
-            if not math.isclose(a.sent + a.received, b.sent + b.received, rel_tol=0.01, abs_tol=64):
+            if not math.isclose(a.sent + a.received, b.sent + b.received, rel_tol=varies, abs_tol=64):
                 return False
     return True

@@ -392,9 +392,16 @@ def periodic_profile(
         local = _local(schedule.inner)
         if workers <= local * MEASURED_WORKERS[-1]:
             return played(workers, repeats)
-        few, more = (played(local * count, min(repeats, 2), MEASURED_ENTRIES) for count in MEASURED_WORKERS)
-        far: list[PeriodicProfile] = []
-        if not all(map(_only_gathers, few.syncs, more.syncs)):
+        fewer, most = (local * count for count in MEASURED_WORKERS)
+        more = played(most, min(repeats, 2), MEASURED_ENTRIES)
+        measured, far = [more], list[PeriodicProfile]()
+        only_gathers = all(many.gathers_whole(_exchanged(sync)) for sync in more.syncs)
+        if only_gathers:  # otherwise larger groups tell how the work grows
+            few = played(fewer, min(repeats, 2), MEASURED_ENTRIES)
+            measured.insert(0, few)
+            pairs = zip(map(_exchanged, few.syncs), map(_exchanged, more.syncs), strict=True)
+            only_gathers = all(many.only_gathers(*both) for both in pairs)
+        if not only_gathers:
             counts = _played_for(workers, local)
             far = [played(count, 0, PLAYED_ENTRIES, grow_work=False) for count in counts]
 
@@ -402,15 +409,15 @@ def periodic_profile(
             return [(each.workers, each.syncs[turn].job) for each in found]
 
         syncs = tuple(
-            replace(sync, job=many.job_for(workers, at((few, more), turn), at(far, turn) or None, local))
+            replace(sync, job=many.job_for(workers, at(measured, turn), at(far, turn) or None, local))
             for turn, sync in enumerate(more.syncs)
         )
         return replace(more, workers=workers, syncs=syncs)
 
 
-def _only_gathers(few: Sync, more: Sync) -> bool:
-    """First the ranks compare where they are, which is a gather however many they are."""
-    return many.only_gathers(*(replace(each.job, rounds=each.job.rounds[1:]) for each in (few, more)))
+def _exchanged(sync: Sync) -> Job:
+    """Without the first round: there the ranks compare where they are, in a gather however many they are."""
+    return replace(sync.job, rounds=sync.job.rounds[1:])
 
 
 def any_profile(
@@ -462,14 +469,16 @@ def _profile(player: Player, workers: int, repeats: int) -> Profile:
     local = _local(player.exchange)
     if workers <= local * MEASURED_WORKERS[-1]:
         return _played(player, workers, repeats)
-    measured = [
-        (local * count, player.play(local * count, min(repeats, 2), MEASURED_ENTRIES))
-        for count in MEASURED_WORKERS
-    ]
-    few, more = (play.steps for _, play in measured)
-    pairs = [both for jobs in zip(few, more, strict=True) for both in zip(*jobs, strict=True)]
-    far: list[tuple[int, Play]] = []
-    if not all(many.only_gathers(*both) for both in pairs):
+    fewer, more = (local * count for count in MEASURED_WORKERS)
+    last = player.play(more, min(repeats, 2), MEASURED_ENTRIES)
+    measured, far = [(more, last)], list[tuple[int, Play]]()
+    only_gathers = all(many.gathers_whole(job) for jobs in last.steps for job in jobs)
+    if only_gathers or last.quiet is not None:  # otherwise larger groups tell how the work grows
+        few = player.play(fewer, min(repeats, 2), MEASURED_ENTRIES)
+        measured.insert(0, (fewer, few))
+        pairs = [both for jobs in zip(few.steps, last.steps, strict=True) for both in zip(*jobs, strict=True)]
+        only_gathers = all(many.only_gathers(*both) for both in pairs)
+    if not only_gathers:
         counts = _played_for(workers, local)
         far = [(count, player.play(count, 0, PLAYED_ENTRIES, grow_work=False)) for count in counts]
 
@@ -481,9 +490,8 @@ def _profile(player: Player, workers: int, repeats: int) -> Profile:
             many.job_for(workers, at(measured, turn, place), at(far, turn, place) or None, local)
             for place in range(len(jobs))
         )
-        for turn, jobs in enumerate(more)
+        for turn, jobs in enumerate(last.steps)
     )
-    last = measured[-1][1]
     quiet = None
     if last.quiet is not None:
         known = [[(count, job) for job in play.quiet or ()] for count, play in measured]

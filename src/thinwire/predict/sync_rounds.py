@@ -33,7 +33,7 @@ from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.preparation import prepare_for
 
 # After this many seconds no further sync round is measured.
-LONG_ENOUGH = 0.3
+LONG_ENOUGH = 0.1
 LARGE_GROUP = 1024
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.tools.cli import collector
 from thinwire.tools.cli.compare import Module, own_script
 from thinwire.tools.cli.show import AsJson, Methods, console, errors, print_json, progress, table
 
@@ -91,10 +92,11 @@ def plan(
     With your own script: thinwire plan train.py --link 50mbit --workers 8 -- ARGS
     """
     with errors():
-        from thinwire.predict import recommend as planning
-        from thinwire.predict.families import families
-        from thinwire.predict.timeline import USUAL
-        from thinwire.tools.compare.settings import split
+        with collector.paused():
+            from thinwire.predict import recommend as planning
+            from thinwire.predict.families import families
+            from thinwire.predict.timeline import USUAL
+            from thinwire.tools.compare.settings import split
 
         own = own_script(script, arguments, module=module)
         if own is not None:
@@ -121,7 +123,7 @@ def plan(
         adapts = not asked and replicas == "any" and trained.optimizer == "adaptive"
         periodic = families() if adapts else []
         asked = asked or planning.candidates(trained.optimizer, replicas=replicas, workers=workers)
-        with progress(len(asked) + len(periodic) + 1) as advance:
+        with collector.sparing(), progress(len(asked) + len(periodic) + 1) as advance:
             made = planning.make_plan(
                 trained.shapes,
                 workers,
