@@ -65,11 +65,11 @@ class Cost:
 # announcement by the sender, a request by the receiver, and a preamble before the data; 48 bytes each.
 GLOO_CONTROL = 48
 GLOO_SEGMENT = 2**20
-# On a slow link a gather or an all-to-all with both directions full takes up to 1.8 times as long as its
+# On a slow link a gather or an all-to-all with both directions full takes up to 1.9 times as long as its
 # bytes: acknowledgements wait behind the data of the other direction. In pieces of this size it takes as long
 # as its bytes, if a piece takes so much longer than the latency that each one adds.
 SLICE_BYTES = 2**15
-SLICE_LATENCIES = 7.0
+SLICE_LATENCIES = 6.0
 # Bytes on an Ethernet with frames of 1,500 bytes for each byte that TCP carries.
 TCP_FRAMING = 1514 / 1448
 
