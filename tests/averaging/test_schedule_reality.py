@@ -18,6 +18,8 @@ SLACK = 12.0
 def test_processes_agree_with_lock_step_and_with_each_other(size: int) -> None:
     chosen = list(CONFIGURATIONS) if size == 2 else list(workers.ON_DDP)
     ranks = run_local(workers.reality, size, chosen, timeout=400)
+    # Two ranks add up alike. Of more, gloo adds in another order, and each of the nine steps rounds anew.
+    bound = 1e-6 if size == 2 else 9 * size * torch.finfo(torch.float32).eps
     for method in chosen:
         for rank, results in enumerate(ranks):
             found = results[method]
@@ -29,7 +31,7 @@ def test_processes_agree_with_lock_step_and_with_each_other(size: int) -> None:
                 assert torch.equal(found[f"{host} payload"], found["lock-step payload"]), where
             for what in ("own", "common"):
                 difference = float((found[f"bare {what}"] - found[f"lock-step {what}"]).abs().max())
-                assert difference < 1e-6, f"{method}, rank {rank}: {difference} from lock-step"
+                assert difference < bound, f"{method}, rank {rank}: {difference} from lock-step"
 
 
 @pytest.mark.parametrize("method", ["pqasgd(every=4, fragments=2, overlap=1)", "diloco(every=3)"])
