@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -10,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import torch
 from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from reproductions.lstm_gradients import lstm_gradients
 from reproductions.parts import Context
 from thinwire.averaging import Schedule
 from thinwire.core.channel import Program
@@ -30,13 +34,15 @@ from thinwire.sessions.gradient import Session
 from thinwire.sessions.periodic import PeriodicSession
 from thinwire.tools.workloads import Dataset, build
 from thinwire.tools.workloads.data import digits, mnist
-from thinwire.tools.workloads.models import evaluate, loss
+from thinwire.tools.workloads.models import LstmLanguageModel, evaluate, loss
 
 Gradients = list[dict[str, torch.Tensor]]
 """Of every worker, by parameter."""
 Watch = Callable[[Gradients], None]
 POINTS = 40
 """Of a curve of losses that is kept."""
+TOGETHER = 16
+"""From so many workers with one model on, their gradients are computed in one pass."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,9 @@ class Recipe:
     """The learning rate falls to a tenth by a cosine."""
     clip: float | None = None
     """The largest norm of the gradient that the optimizer gets."""
+    uncompressed: int = 0
+    """Steps at the beginning that average gradients exactly, for methods that leave the optimizer its own
+    momentum. They are not metered."""
     group_norm: bool = False
     """Norms of groups of channels in place of those of batches, which batches of a few images cannot have."""
 
@@ -165,10 +174,15 @@ class Workers(ABC):
     def run(self, looks: int = 1) -> Iterator[int]:
         """Train for `recipe.steps` steps; yields `looks` step numbers, the last among them."""
         every = max(1, self.recipe.steps // looks)
-        for number in range(1, self.recipe.steps + 1):
-            self.losses.append(self.step())
-            if number % every == 0 or number == self.recipe.steps:
-                yield number
+        try:
+            for number in range(1, self.recipe.steps + 1):
+                self.losses.append(self.step())
+                if number == 1:
+                    gc.freeze()  # hundreds of sessions need not be searched for garbage again and again
+                if number % every == 0 or number == self.recipe.steps:
+                    yield number
+        finally:
+            gc.unfreeze()
 
     def mean_model(self) -> nn.Module:
         """A model with the mean of all replicas' parameters and buffers."""
@@ -203,6 +217,10 @@ class Cohort(Workers):
         ]
         self._velocities: Gradients = []
         self._watch: Watch | None = None
+        self._together = len(self.models) == 1 and recipe.workers >= TOGETHER
+        if not self._together:
+            for model in self.models:
+                cast(Any, model).to(memory_format=torch.channels_last)  # convolutions are a quarter faster
 
     def _optimizer_of(self, rank: int) -> torch.optim.Optimizer | None:
         """Lazy methods read the learning rate on every rank; `adam` changes its optimizer, once."""
@@ -212,14 +230,47 @@ class Cohort(Workers):
 
     def gradients(self) -> tuple[float, Gradients]:
         """The mean loss of the next batches, and every worker's gradients on its own."""
+        if self._together:
+            return self._gradients_together()
         total, found = 0.0, list[dict[str, torch.Tensor]]()
         for rank, rows in enumerate(self.next_rows()):
             total += self.backward(rank, rows) / self.recipe.workers
             parameters = self.model_of(rank).named_parameters()
-            found.append({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+            grads = {name: p.grad for name, p in parameters if p.grad is not None}
+            found.append({n: g.clone(memory_format=torch.contiguous_format) for n, g in grads.items()})
         return total, found
 
+    def _gradients_together(self) -> tuple[float, Gradients]:
+        """The same in one pass: a batch of all workers' rows, and a gradient for each of them."""
+        rows = self.next_rows()
+        parts = self.data.batch(rows.flatten())
+        inputs, targets = (part.reshape(*rows.shape, *part.shape[1:]) for part in parts)
+        model = self.models[0]
+        if isinstance(model, LstmLanguageModel):
+            gradients, values = lstm_gradients(model, inputs, targets)
+        else:
+            gradients, values = self._mapped(model, inputs, targets)
+        found = [{name: own[rank] for name, own in gradients.items()} for rank in range(len(rows))]
+        return float(values.mean()), found
+
+    def _mapped(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Gradients and losses of all workers, by `vmap`."""
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        buffers = dict(model.named_buffers())
+
+        def value_of(given: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return loss(self.data, functional_call(model, (given, buffers), (x,)), y)
+
+        each = vmap(grad_and_value(value_of), in_dims=(None, 0, 0))
+        with sdpa_kernel(SDPBackend.MATH):  # a fused attention would be computed worker by worker
+            return each(parameters, inputs, targets)
+
     def average(self, gradients: Gradients) -> Gradients:
+        if self.steps < self.recipe.uncompressed:
+            means = {name: torch.stack([own[name] for own in gradients]).mean(0) for name in gradients[0]}
+            return [means for _ in self.models]
         return average(self.network, self.sessions, gradients)
 
     def watched(self, watch: Watch) -> None:
@@ -326,7 +377,7 @@ class Training(msgspec.Struct):
 
     losses: (step, mean training loss of the steps since the point before), at most `POINTS` of them.
     accuracies: (step, test accuracy) at some steps; test_loss: at the end.
-    payload, sent: bytes per step of rank 0.
+    payload, sent: bytes of rank 0 per step, of those that are metered.
     """
 
     losses: list[tuple[int, float]]
@@ -366,6 +417,7 @@ def train(
             cohort.sync()
         last_loss, accuracy = evaluate(cohort.models[0], data, test_rows)
         accuracies.append((number, accuracy))
-    payload = (spent.payload_bytes + spent.overhead_bytes) / recipe.steps
-    sent = spent.sent_bytes / recipe.steps
+    metered = recipe.steps - recipe.uncompressed
+    payload = (spent.payload_bytes + spent.overhead_bytes) / metered
+    sent = spent.sent_bytes / metered
     return Training(thinned(cohort.losses), accuracies, payload, sent, last_loss)

@@ -9,9 +9,10 @@ Verdicts:
   once.
 - Faster than an exact top-k: not judged on a CPU, since the claim is about GPUs; a GPU would settle it.
 - Accuracy like top-k's, MLP, ResNet-20 and LSTM at 0.1 %, 3 seeds: fails if it is more than 0.5 points
-  behind.
+  behind; not judged if top-k has not learned, which is to have at least twice as many right as by always
+  naming the most frequent one.
 - Accuracy near dense: fails if it is more than 1 point behind dense, or not ahead of a worker alone; not
-  judged if a worker alone is within 0.5 points of dense.
+  judged if a worker alone is within 0.5 points of dense, or if dense has not learned.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ def _training(context: Context, label: str) -> tuple[Recipe, Dataset]:
     if context.quick:
         return replace(recipe, workers=4, steps=min(recipe.steps, 12)), data
     if label == "ResNet-20":
-        photos = Recipe("resnet20", workers=4, steps=800, batch=32, momentum=0.9, decay_at=0.7)
+        photos = Recipe("resnet20", workers=4, steps=320, batch=32, momentum=0.9, decay_at=0.7)
         return photos, halved(context)
     if label == "LSTM":
-        return Recipe("lstm", 4, 1000, batch=16, learning_rate=1.0, hidden=(96, 96)), short_text(context)
+        return Recipe("lstm", 4, 600, batch=16, learning_rate=1.0, hidden=(64, 64)), short_text(context)
     return replace(recipe, workers=4, steps=3000), data
 
 
@@ -93,7 +94,7 @@ def _selection(context: Context, outcome: Outcome) -> None:
 def _trained(label: str) -> Section:
     def run(context: Context, outcome: Outcome) -> None:
         recipe, data = _training(context, label)
-        _accuracy(outcome, label, recipe, _train(context, label, recipe, data))
+        _accuracy(outcome, label, recipe, data, _train(context, label, recipe, data))
 
     return Section(
         f"{label}: accuracy at 0.1 % against top-k, dense and a worker alone", run, smoke=label == "MLP"
@@ -257,7 +258,9 @@ def _times(outcome: Outcome, times: dict[int, dict[str, float]]) -> None:
     )
 
 
-def _accuracy(outcome: Outcome, label: str, recipe: Recipe, runs: dict[str, seeds.Runs]) -> None:
+def _accuracy(
+    outcome: Outcome, label: str, recipe: Recipe, data: Dataset, runs: dict[str, seeds.Runs]
+) -> None:
     outcome.table(
         f"{label}: test accuracy, {recipe.workers} workers, {recipe.steps:,} steps, {100 * RATIO:g} % sent, "
         f"{len(runs['dense'])} seed{'s' * (len(runs['dense']) > 1)}",
@@ -267,18 +270,20 @@ def _accuracy(outcome: Outcome, label: str, recipe: Recipe, runs: dict[str, seed
     behind_topk = seeds.behind(runs["gaussiank"], runs["topk"])
     behind_dense = seeds.behind(runs["gaussiank"], runs["dense"])
     alone = seeds.behind(runs[LONE], runs["dense"])
+    tells = alone >= 0.5 and seeds.has_learned(runs["dense"], data)
     outcome.claim(
         f"{label}: accuracy like top-k's",
         "close to top-k",
         f"{behind_topk:+.2f} points behind top-k",
-        behind_topk <= 0.5,
+        behind_topk <= 0.5 if seeds.has_learned(runs["topk"], data) else None,
+        "" if seeds.has_learned(runs["topk"], data) else "top-k has not learned: longer runs would tell",
     )
     outcome.claim(
         f"{label}: accuracy near dense",
         "slightly below dense",
         f"{behind_dense:+.2f} points behind dense; a lone worker {alone:+.2f}",
-        None if alone < 0.5 else behind_dense <= 1 and behind_dense < alone,
-        "the lone worker is as good: these steps cannot tell, a harder task would" if alone < 0.5 else "",
+        behind_dense <= 1 and behind_dense < alone if tells else None,
+        "" if tells else "dense is not ahead of the lone worker: a harder task or longer runs would tell",
     )
 
 

@@ -1,8 +1,9 @@
 """LAQ: uploads and bits to a loss, on MNIST and on the data of LAG; SLAQ and LASG with minibatches.
 
 Verdicts:
-- LAQ's row on MNIST (softmax regression, 10 workers, 4 bits): fails if iterations, uploads or bits are off by
-  more than 5 %. So do the rows of GD, QGD and LAG.
+- LAQ's row on MNIST (softmax regression, 10 workers, 4 bits, the authors' random start, mean of 3 starts, the
+  gap of the mean loss): fails if iterations, uploads or bits are off by more than 5 %. So do the rows of GD,
+  QGD and LAG, from one start.
 - LAQ, QGD, LAG and GD on the linear problem of LAG: fail if uploads or bits are off by more than 5 % from
   those of an independent run.
 - The error of an upload: fails if it exceeds R / (2^b - 1) once, for any worker.
@@ -11,7 +12,8 @@ Verdicts:
   allowance of 0.2, 1,000 steps), 3 seeds: fails unless it uploads less than 90 % of all gradients and ends
   within 0.5 points of QSGD's accuracy. The authors' records have 85.5 % and 45 %.
 - SLAQ and LASG upload fewer bits than dense and than QSGD to the same loss, on a network of 200 hidden units,
-  3 seeds: fails if the mean of the bits is not 5 % smaller.
+  3 seeds: fails if the mean of the bits is not 5 % smaller; SLAQ with an
+  allowance for noise, and without one.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ STOCHASTIC = (
     "slaq(bits=2, max_skip=0, allowance=0)",
     "slaq(bits=4, allowance=0)",
     "slaq(bits=8, allowance=0)",
+    "slaq(bits=4)",
     "lasg",
     "lasg(bits=4)",
     "lasg(bits=8)",
@@ -282,7 +285,8 @@ def _stochastic(context: Context, outcome: Outcome) -> None:
     )
     if not quick:
         for method, other in (
-            ("slaq(bits=4, allowance=0)", "dense"),
+            ("slaq(bits=4)", "dense"),
+            ("slaq(bits=4)", "qsgd(bits=4)"),
             ("slaq(bits=4, allowance=0)", "qsgd(bits=4)"),
             ("lasg", "dense"),
             ("lasg(bits=4)", "qsgd(bits=4)"),
@@ -327,7 +331,8 @@ REPRODUCTION = Reproduction(
         Section("the rows of GD, QGD and LAG in the paper's table", laq_authors.other_rows, smoke=False),
     ),
     __doc__ or "",
-    takeaway="With full gradients, LAQ multiplies LAG's saving by 4-bit codes; with minibatches, "
-    "skipping depends on an allowance for noise, and `qsgd` is the simpler choice.",
+    takeaway="With full gradients, LAQ multiplies LAG's saving by 4-bit codes. With minibatches, SLAQ skips "
+    "nothing without an allowance for noise, and with one it skips too much to train a network: take "
+    "`lasg(bits=4)`, or `qsgd`, which is simpler.",
     methods=("laq", "slaq", "lasg"),
 )

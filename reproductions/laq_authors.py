@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -21,6 +22,8 @@ from thinwire.tools.workloads.models import evaluate
 
 WORKERS = 10
 STEP, WINDOW, XI, BITS, MAX_SKIP, GAP = 0.02, 10, 0.08, 4, 100, 1e-6
+"""The gap is that of the mean of the workers' losses, which the authors' script records; steps and gradients
+are of their sum."""
 PUBLISHED: dict[Algorithm, tuple[int, int, float]] = {
     "laq": (2673, 620, 1.95e7),
     "gd": (2763, 27_630, 6.94e9),
@@ -56,19 +59,32 @@ class Row(msgspec.Struct):
     bits: float
 
 
-def _problem(data: Dataset) -> tuple[list[Objective], torch.Tensor]:
-    shares = softmax_regression(data.inputs.flatten(1), data.targets, workers=WORKERS, classes=data.classes)
-    return shares, torch.zeros((data.inputs[0].numel() + 1) * data.classes, dtype=torch.float64)
+def _problem(data: Dataset) -> list[Objective]:
+    return softmax_regression(data.inputs.flatten(1), data.targets, workers=WORKERS, classes=data.classes)
+
+
+def start(data: Dataset, seed: int) -> torch.Tensor:
+    """As the authors' script starts: even random weights (Glorot's), zero biases.
+
+    It matters: weights of pixels that are always black only decay, and from zero there is nothing to decay.
+    """
+    pixels = data.inputs[0].numel()
+    most = math.sqrt(6 / (pixels + data.classes))
+    rng = torch.Generator().manual_seed(seed)
+    weights = most * (2 * torch.rand(pixels, data.classes, generator=rng, dtype=torch.float64) - 1)
+    return torch.cat([weights.flatten(), torch.zeros(data.classes, dtype=torch.float64)])
 
 
 def least_loss(data: Dataset) -> float:
-    return optimum(*_problem(data))
+    return optimum(_problem(data), torch.zeros_like(start(data, 0)))
 
 
-def row(data: Dataset, algorithm: Algorithm, iterations: int, best: float) -> Row:
+def row(data: Dataset, algorithm: Algorithm, iterations: int, best: float, gap: float, seed: int) -> Row:
+    """From the authors' start until the sum of the losses is within `gap` of `best`."""
     xi = XI if algorithm == "laq" else None
     how = Descent(algorithm, STEP, window=WINDOW, xi=xi, bits=BITS, max_skip=MAX_SKIP)
-    last = lazy_gd(*_problem(data), how, iterations=iterations, optimum=best, gap=GAP).last
+    theta = start(data, seed)
+    last = lazy_gd(_problem(data), theta, how, iterations=iterations, optimum=best, gap=gap).last
     return Row(last.number, last.uploads, last.bits)
 
 
@@ -113,28 +129,42 @@ def train(method: str, recipe: Recipe, data: Dataset) -> Trained:
 
 def headline(context: Context, outcome: Outcome) -> None:
     """LAQ's row of the paper's table of gradient methods, logistic regression."""
-    _rows(context, outcome, ("laq",))
+    _rows(context, outcome, ("laq",), (0,) if context.quick else SEEDS)
+    outcome.notes.append(
+        "The rows on MNIST were first run from zero, were judged by the gap of the sum of the losses, and "
+        "missed the published ones; the authors' script has a random start and the mean of the losses."
+    )
 
 
 def other_rows(context: Context, outcome: Outcome) -> None:
-    """The rows beside it."""
-    _rows(context, outcome, tuple(name for name in PUBLISHED if name != "laq"))
+    """The rows beside it, from one start."""
+    _rows(context, outcome, tuple(name for name in PUBLISHED if name != "laq"), (0,))
 
 
-def _rows(context: Context, outcome: Outcome, names: tuple[Algorithm, ...]) -> None:
+def _rows(context: Context, outcome: Outcome, names: tuple[Algorithm, ...], starts: tuple[int, ...]) -> None:
     data = pixels(context)
     iterations = 30 if context.quick else 4000
     best = context.once(least_loss, data)
-    parts: dict[Algorithm, partial[Row]] = {
-        name: partial(row, data, name, iterations, best) for name in names
+    parts: dict[tuple[Algorithm, str, int], partial[Row]] = {
+        (name, "start", seed): partial(row, data, name, iterations, best, WORKERS * GAP, seed)
+        for name in names
+        for seed in starts
     }
     found = context.each(parts, f"{data.name}, gap {GAP:g}:")
-    for name, one in found.items():
-        ours = (one.iterations, one.uploads, one.bits)
+    for name in names:
+        rows = [found[name, "start", seed] for seed in starts]
+        columns = [
+            [float(one.iterations) for one in rows],
+            [float(one.uploads) for one in rows],
+            [one.bits for one in rows],
+        ]
+        ours = [fmean(column) for column in columns]
+        spread = f"; {min(columns[0]):,.0f} to {max(columns[0]):,.0f} iterations" if len(starts) > 1 else ""
         outcome.claim(
             f"{name} on MNIST, 10 workers, gap 1e-6: iterations, uploads, bits",
             "{:,}, {:,}, {:.3g} (remembered)".format(*PUBLISHED[name]),
-            "{:,}, {:,}, {:.3g}".format(*ours),
+            "{:,.0f}, {:,.0f}, {:.3g}".format(*ours)
+            + f", mean of {len(starts)} start{'s' * (len(starts) > 1)}{spread}",
             all(abs(own / theirs - 1) <= WITHIN for own, theirs in zip(ours, PUBLISHED[name], strict=True)),
         )
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -144,6 +144,14 @@ class Context:
         missing = [key for key, part in parts.items() if not self._path(call_of(part)).exists()]
         if missing and self.finished:
             raise NotRunError(len(parts) - len(missing), len(parts))
+        # For all of them at once: others would begin long parts between two short ones.
+        with _locked(self._locks / "machine") if missing and alone else nullcontext():
+            self._compute_all(parts, missing, what, alone=alone)
+        return {key: self._read(part) for key, part in parts.items()}
+
+    def _compute_all(
+        self, parts: Mapping[Key, partial[Value]], missing: list[Key], what: str, *, alone: bool
+    ) -> None:
         # First what nobody else computes, then wait for the others.
         for wait in (False, True):
             for key in missing:
@@ -152,19 +160,21 @@ class Context:
                     words = cast("tuple[object, ...]", key) if isinstance(key, tuple) else (key,)
                     done = sum(self._path(call_of(part)).exists() for part in parts.values())
                     self._progress(" ".join((what, *map(str, words))).strip(), done, len(parts), seconds)
-        return {key: self._read(part) for key, part in parts.items()}
 
     def _path(self, call: str) -> Path:
         return self._parts / f"{hashlib.sha256(call.encode()).hexdigest()[:20]}.json"
 
     def _compute(self, part: partial[Any], *, wait: bool, alone: bool) -> float | None:
-        """Compute a part and keep it; the seconds, or None if another process has it or had it."""
+        """Compute a part and keep it; the seconds, or None if another process has it or had it.
+
+        With `alone` this process holds the machine already.
+        """
         call = call_of(part)
         path = self._path(call)
         with _locked(self._locks / path.stem, wait=wait) as mine:
             if not mine or path.exists():
                 return None
-            with _locked(self._locks / "machine", shared=not alone):
+            with nullcontext() if alone else _locked(self._locks / "machine", shared=True):
                 began, spent = time.perf_counter(), time.process_time()
                 made = Part(call, 0.0, part())
                 took, made.seconds = time.perf_counter() - began, round(time.process_time() - spent, 2)

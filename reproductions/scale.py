@@ -23,9 +23,9 @@ def parameters_of(recipe: Recipe, data: Dataset) -> int:
     return sum(p.numel() for p in build(recipe.model, data, 0, recipe.hidden).parameters())
 
 
-def controls(recipe: Recipe, dense: str = DENSE) -> Methods:
+def controls(recipe: Recipe) -> Methods:
     """Dense training does not depend on the workers that share the rows, so one does; and a worker alone."""
-    return {DENSE: (dense, recipe), LONE: (dense, replace(shared_by(recipe, FEW), workers=1))}
+    return {DENSE: (DENSE, recipe), LONE: (DENSE, replace(shared_by(recipe, FEW), workers=1))}
 
 
 def study(
@@ -62,17 +62,23 @@ def study(
     return found
 
 
-def judge(outcome: Outcome, what: str, paper: str, found: Mapping[str, seeds.Runs], own: list[str]) -> None:
-    """Fails if one of `own` is more than half a point below dense; not judged if a worker alone is not."""
+def judge(
+    outcome: Outcome, data: Dataset, what: str, paper: str, found: Mapping[str, seeds.Runs], own: list[str]
+) -> None:
+    """Fails if one of `own` is more than half a point below dense.
+
+    Not judged if a worker alone is not, or if dense has not learned.
+    """
     dense, alone = found[DENSE], seeds.behind(found[LONE], found[DENSE])
+    steps = dense[0].accuracies[-1][0]
     lost = {label: seeds.behind(found[label], dense) for label in own}
-    tells = alone > WITHIN_POINTS
+    tells = alone > WITHIN_POINTS and seeds.has_learned(dense, data)
     outcome.claim(
         what,
         paper,
         "points below dense: " + "; ".join(f"{label} {points:+.2f}" for label, points in lost.items()),
         max(lost.values()) <= WITHIN_POINTS if tells else None,
-        f"a worker alone {alone:+.2f}; dense {seeds.accuracy(dense)}"
+        f"a worker alone {alone:+.2f}; dense {seeds.accuracy(dense)}, after {steps:,} steps"
         + ("" if tells else ": these steps cannot tell; longer runs would"),
     )
 

@@ -4,9 +4,12 @@ Verdicts:
 - No loss of accuracy at 70 to 150 times less data, MNIST, 4 workers, 3 seeds: fails if a rate is more than
   0.5 points below dense at the end (the paper's largest loss).
 - The same with 16, 64 and 80 learners at 100x, on a transformer, an LSTM and a residual network, equal rows
-  per step, 3 seeds: fails if one is more than 0.5 points below dense; not judged if a worker alone is not.
-- Ten times the batch with 64 learners and beta = 0.1: fails if it is more than 0.5 points below dense. That
-  "beta = 0.1 helps": fails if beta = 0.1 does not end above beta = 1 by more than two standard errors.
+  per step, the first tenth of the steps without compression as in the paper, 3 seeds: fails if one is more
+  than 0.5 points below dense; not judged if a worker alone is not, or if dense has not learned: if it has
+  not twice as many right as by always naming the most frequent one.
+- Ten times the batch with 64 learners and beta = 0.1, the same otherwise: fails if it is more than 0.5 points
+  below dense. That "beta = 0.1 helps": fails if beta = 0.1 does not end above beta = 1 by more than two
+  standard errors.
 - Memories become alike: fails if their cosine distance is not below half of that of the gradients, at a step
   size of 0.01. That the filter restores it: fails if beta = 0.1 does not halve it at a step size of 0.1.
 - Constant cost: fails if the bytes that a worker receives grow by 2.5 times or more from 4 to 256 workers, or
@@ -37,7 +40,7 @@ LEADER, LOCAL = "scalecom(ratio=0.01)", "topk(ratio=0.01, reduce='gather')"
 FILTERED = "scalecom(ratio=0.01, beta=0.1)"
 # Of the entries; two random sets of that size have a distance of 1 - KEPT.
 KEPT = 0.01
-BETAS = (1.0, 0.3, 0.1)
+BETAS = (1.0, 0.1)
 LEARNERS = (16, 64, 80)
 
 
@@ -151,14 +154,21 @@ def _alike(context: Context, outcome: Outcome) -> None:
     _likeness(outcome, alike)
 
 
+def _late(recipe: Recipe) -> Recipe:
+    """Compressed after the first tenth of the steps: the paper does not compress while rates rise."""
+    return replace(recipe, uncompressed=recipe.steps // 10)
+
+
 def _learners(context: Context, outcome: Outcome, model: str) -> None:
-    recipe, _ = workloads(context)[model]
+    recipe, data = workloads(context)[model]
     counts = (2, 4) if context.quick else LEARNERS
     methods = scale.controls(recipe)
-    methods |= {f"{workers} learners": (LEADER, shared_by(recipe, workers)) for workers in counts}
+    late = _late(recipe)
+    methods |= {f"{workers} learners": (LEADER, shared_by(late, workers)) for workers in counts}
     found = scale.study(context, outcome, model, methods, "scalecom at 100x", recipe.batch)
     scale.judge(
         outcome,
+        data,
         f"{model}: no loss of accuracy with {', '.join(map(str, counts))} learners at 100x",
         "at 64 learners -0.7 to +0.2 points at 96-155x (secondary source)",
         found,
@@ -167,21 +177,25 @@ def _learners(context: Context, outcome: Outcome, model: str) -> None:
 
 
 def _large_batch(context: Context, outcome: Outcome, model: str) -> None:
-    usual, _ = workloads(context)[model]
+    usual, data = workloads(context)[model]
     workers, times = (2, 2) if context.quick else (64, 10)
+    # Ten times a quarter of the usual rows, at a rate that grows with the root of the rows.
+    rows = times * usual.batch // 4
+    shorter = 2 if model == "ResNet-20" else 4  # which needs some dozen steps to begin
     recipe = replace(
         usual,
-        batch=times * usual.batch,
-        steps=max(4, usual.steps // 4),
-        learning_rate=usual.learning_rate * times**0.5,
-        warm_up=usual.warm_up // 4,
+        batch=rows,
+        steps=max(4, usual.steps // shorter),
+        learning_rate=usual.learning_rate * (rows / usual.batch) ** 0.5,
+        warm_up=usual.warm_up // shorter,
     )
     methods = scale.controls(recipe)
-    shared = shared_by(recipe, workers)
+    shared = shared_by(_late(recipe), workers)
     methods |= {f"beta={beta:g}": (f"scalecom(ratio=0.01, beta={beta})", shared) for beta in BETAS}
     found = scale.study(context, outcome, model, methods, f"{workers} learners at 100x", recipe.batch)
     scale.judge(
         outcome,
+        data,
         f"{model}: no loss of accuracy at {times} times the batch, {workers} learners, beta = 0.1",
         "at 64 learners and 8 times the batch -0.6 to +0.2 (secondary source)",
         found,
@@ -196,7 +210,7 @@ def _large_batch(context: Context, outcome: Outcome, model: str) -> None:
         f"{model}: beta = 0.1 helps at {times} times the batch, {workers} learners",
         "needed at large batch; 0.1 to 0.3 (secondary source)",
         f"{gained:+.2f} points against beta = 1, where two standard errors are {chance:.2f}",
-        gained > chance,
+        gained > chance if seeds.has_learned(found[scale.DENSE], data) else None,
     )
 
 
@@ -274,48 +288,6 @@ def _constant(context: Context, outcome: Outcome) -> None:
     )
 
 
-def _filter(context: Context, outcome: Outcome) -> None:
-    """Ten times the batch on MNIST, at a step that suits dense and at one that is too long for it."""
-    data = images(context)
-    mild = replace(_recipe(context), steps=15 if context.quick else 1600, batch=320, learning_rate=0.4)
-    steep = replace(mild, learning_rate=1.0)
-    how = SEEDS[:1] if context.quick else SEEDS
-    methods = {
-        "dense": "dense",
-        **{f"100x, beta={beta:g}": f"scalecom(ratio=0.01, beta={beta})" for beta in BETAS},
-    }
-    found: dict[Recipe, dict[str, seeds.Runs]] = {}
-    for recipe in (mild, steep):
-        chosen = {label: (method, recipe) for label, method in methods.items()}
-        what = f"batch {recipe.batch}, step size {recipe.learning_rate:g}:"
-        runs = found[recipe] = seeds.train_all(context, chosen, data, what, seeds=how)
-        outcome.table(
-            f"ten times the batch: {recipe.batch} rows per worker, step size {recipe.learning_rate:g}, "
-            f"{len(how)} seeds",
-            {"": "", **seeds.columns(runs["dense"]), "last loss": ".4f"},
-            [(label, *seeds.cells(own), seeds.last_loss(own)) for label, own in runs.items()],
-        )
-    calm, wild = found.values()
-
-    def summary(recipe: Recipe) -> str:
-        own = found[recipe]
-        each = (f"{seeds.accuracy(own[f'100x, beta={beta:g}'])} with beta = {beta:g}" for beta in BETAS)
-        return f"step size {recipe.learning_rate:g}: {', '.join(each)}"
-
-    gained = {beta: seeds.behind(wild["100x, beta=1"], wild[f"100x, beta={beta:g}"]) for beta in (0.3, 0.1)}
-    outcome.claim(
-        "MNIST, 4 workers: beta = 0.1 helps at ten times the batch",
-        "needed at large batch; 0.1 to 0.3 (secondary source)",
-        f"{summary(mild)}; {summary(steep)}",
-        seeds.behind(calm["100x, beta=1"], calm["100x, beta=0.1"]) > 0,
-        f"judged at a step size of {mild.learning_rate:g}, with which dense reaches "
-        f"{seeds.accuracy(calm['dense'])}: the residual is sent after {1 / KEPT / 0.1:,.0f} "
-        f"steps instead of {1 / KEPT:,.0f}, which costs more than the noise it filters. At "
-        f"{steep.learning_rate:g}, too long for dense ({seeds.accuracy(wild['dense'])}), it "
-        f"is worth {gained[0.3]:+.2f} points with 0.3 and {gained[0.1]:+.2f} with 0.1",
-    )
-
-
 REPRODUCTION = Reproduction(
     "Indices of one leader in turn, for all workers",
     "Chen et al., ScaleCom: scalable sparsified gradient compression for communication-efficient distributed "
@@ -324,12 +296,12 @@ REPRODUCTION = Reproduction(
         Section("how alike workers' memories and largest entries are", _alike),
         Section("constant cost from 4 to 256 workers", _constant),
         Section("accuracy on MNIST with 4 workers at 70x to 150x", _accuracy),
-        Section("beta at ten times the batch on MNIST", _filter),
         *scale.sections("accuracy with 16, 64 and 80 learners", _learners),
-        *scale.sections("ten times the batch with 64 learners, beta 1, 0.3 and 0.1", _large_batch),
+        *scale.sections("ten times the batch with 64 learners, beta 1 and 0.1", _large_batch),
     ),
     __doc__ or "",
-    takeaway="One leader's indices keep the cost constant in the workers; take it at 100x for long "
-    "runs with many workers, with beta = 1 unless steps are too large.",
+    takeaway="One leader's indices keep the cost constant in the workers. At 100x it is for long runs: after "
+    "some hundred steps it is points below dense, on text below a worker alone, and more so the more "
+    "learners share the rows. beta = 0.1 did not help.",
     methods=("scalecom",),
 )

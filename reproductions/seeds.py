@@ -67,6 +67,17 @@ def accuracy(runs: Runs, look: int = -1) -> str:
     return plus_minus([one.accuracies[look][1] for one in runs])
 
 
+def chance(data: Dataset) -> float:
+    """The accuracy of always naming what is most frequent in the test data."""
+    _, counts = data.test_targets.unique(return_counts=True)
+    return float(counts.max() / counts.sum())
+
+
+def has_learned(runs: Runs, data: Dataset) -> bool:
+    """Whether at least twice as many are right as by chance; nothing can be compared before that."""
+    return mean(runs) >= 2 * chance(data)
+
+
 def columns(runs: Runs) -> dict[str, str]:
     """For a table with a row for each method that was looked at as often as this one."""
     return {f"after {step:,} steps": "" for step, _ in runs[0].accuracies}

@@ -5,8 +5,10 @@ Verdicts:
   than 0.5 points below dense at the end.
 - The same at 20 times with 16, 64 and 256 workers, on a transformer, an LSTM and a residual network, equal
   rows per step, 3 seeds: fails if one is more than 0.5 points below dense; not judged if a worker alone is
-  not.
-- Accuracy does not depend on the workers: fails if two of these counts differ by more than 0.5 points.
+  not, or if dense has not learned: if it has not twice as many right as by always naming the most frequent
+  one.
+- Accuracy does not depend on the workers: fails if two of these counts differ by more than 0.5 points; not
+  judged if dense has not learned.
 - Constant communication: fails if the bytes that a worker receives grow by 1.5 times or more from 4 to 256
   workers, or if those of local top-k do not grow by more than 10.
 - 40 times less on the wire: fails if the paper's table and k at 40x, in 16 bits, save less than 40 times the
@@ -99,9 +101,9 @@ def _accuracy(context: Context, outcome: Outcome) -> None:
     parameters = data.inputs[0].numel() * recipe.hidden[0] + recipe.hidden[0] * data.classes
     sketches = {rate: _sketch(parameters, rate) for rate in RATES}
     methods = {DENSE: (MOMENTUM_DENSE, recipe)}
-    for rate, (method, k) in sketches.items():
-        own = f"dgc(ratio={k / parameters:.5g}, momentum={MOMENTUM})"
-        methods |= {f"sketched {rate}x": (method, recipe), f"own top-k, the same k as {rate}x": (own, recipe)}
+    methods |= {f"sketched {rate}x": (method, recipe) for rate, (method, _) in sketches.items()}
+    own_top_k = "own top-k, the same k as 40x"
+    methods[own_top_k] = (f"dgc(ratio={sketches[40][1] / parameters:.5g}, momentum={MOMENTUM})", recipe)
     how = SEEDS[:1] if quick else SEEDS
     found = seeds.train_all(context, methods, data, "4 workers:", seeds=how)
     short = replace(recipe, steps=60 if quick else 400)
@@ -127,14 +129,10 @@ def _accuracy(context: Context, outcome: Outcome) -> None:
             for label, own in found.items()
         ],
     )
-    sketched, own = (
-        {rate: found[f"{name} {rate}x"] for rate in RATES}
-        for name in ("sketched", "own top-k, the same k as")
-    )
+    sketched = {rate: found[f"sketched {rate}x"] for rate in RATES}
     curves = {
         "dense": (RATES, [seeds.mean(dense)] * len(RATES)),
         "sketched": (RATES, [seeds.mean(one) for one in sketched.values()]),
-        "own top-k, the same k": (RATES, [seeds.mean(one) for one in own.values()]),
     }
     title = "Test accuracy against compression, as the paper counts it"
     outcome.figure(title, curves, "times less data", "accuracy", log="x", mode="both")
@@ -148,9 +146,9 @@ def _accuracy(context: Context, outcome: Outcome) -> None:
         ", ".join(f"{value:+.2f} points below dense at {rate}x" for rate, value in lost.items()),
         lost[40] <= 0.5,
         f"after {dense[0].accuracies[0][0]:,} steps 40x is {seeds.behind(sketched[40], dense, 0):.2f} points "
-        f"behind, an exact top-k of as many entries {seeds.behind(own[40], dense, 0):.2f}: short runs pay "
-        f"for late updates. At 80x (40x by all-reduce) the table finds {found_80:.0f} % of the largest "
-        f"entries, at 40x {found_40:.0f} %",
+        f"behind, an exact top-k of as many entries {seeds.behind(found[own_top_k], dense, 0):.2f}: short "
+        f"runs pay for late updates. At 80x (40x by all-reduce) the table finds {found_80:.0f} % of the "
+        f"largest entries, at 40x {found_40:.0f} %",
     )
     outcome.notes.append(
         "Compressions are named as the paper counts them: 2 d / (table + P k + k), both ways, indices not "
@@ -161,21 +159,21 @@ def _accuracy(context: Context, outcome: Outcome) -> None:
 
 def _workers(context: Context, outcome: Outcome, model: str) -> None:
     usual, data = workloads(context)[model]
-    recipe = replace(usual, momentum=0.0)
+    recipe = replace(usual, momentum=0.0)  # it is the method's
     method, _ = _sketch(scale.parameters_of(recipe, data), AT_SCALE)
     counts = (2, 4) if context.quick else MANY
-    methods = scale.controls(recipe, MOMENTUM_DENSE)
+    methods = scale.controls(usual)
     methods |= {f"{workers} workers": (method, shared_by(recipe, workers)) for workers in counts}
     found = scale.study(context, outcome, model, methods, f"sketched at {AT_SCALE}x", recipe.batch)
     own = [f"{workers} workers" for workers in counts]
     what = f"{model}: no loss of accuracy with {', '.join(map(str, counts))} workers at {AT_SCALE}x"
-    scale.judge(outcome, what, "no appreciable loss at 256 workers (CIFAR-10)", found, own)
+    scale.judge(outcome, data, what, "no appreciable loss at 256 workers (CIFAR-10)", found, own)
     accuracies = [100 * seeds.mean(found[label]) for label in own]
     outcome.claim(
         f"{model}: accuracy does not depend on the number of workers",
         "sketches are linear",
         "; ".join(f"{label} {seeds.accuracy(found[label])}" for label in own),
-        max(accuracies) - min(accuracies) <= 0.5,
+        max(accuracies) - min(accuracies) <= 0.5 if seeds.has_learned(found[DENSE], data) else None,
     )
 
 
@@ -228,7 +226,8 @@ REPRODUCTION = Reproduction(
         *scale.sections("accuracy with 16, 64 and 256 workers", _workers),
     ),
     __doc__ or "",
-    takeaway="Its bytes and its updates do not depend on the number of workers; take it for very many "
+    takeaway="Its bytes and its updates do not depend on the number of workers, from 16 to 256. It is for "
+    "long runs: at 20x, after some hundred steps, it is below a worker alone on text. Take it for very many "
     "workers and momentum SGD, with 16-bit tables, and not for few.",
     methods=("sketched",),
 )

@@ -62,15 +62,22 @@ def workloads(context: Context) -> Workloads:
 
     The residual network has norms of groups: a worker's batch has 1 to 16 images.
     """
-    steps, rows = (6, 16) if context.quick else (600, ROWS)
+    steps, rows = (6, 16) if context.quick else (480, ROWS)
     characters, photos = short_text(context), halved(context)
     base = Recipe("transformer", 1, steps, rows, momentum=0.9, cosine=True, warm_up=steps // 20)
-    photo_steps = steps if context.quick else 240
+    photo_steps = steps if context.quick else 200
     return {
         "transformer": (replace(base, hidden=(64, 64), learning_rate=0.2), characters),
-        "LSTM": (replace(base, model="lstm", hidden=(96, 96), learning_rate=1.0), characters),
+        "LSTM": (replace(base, model="lstm", hidden=(64, 64), learning_rate=1.0), characters),
         "ResNet-20": (
-            replace(base, model="resnet20", steps=photo_steps, warm_up=photo_steps // 20, group_norm=True),
+            replace(
+                base,
+                model="resnet20",
+                steps=photo_steps,
+                learning_rate=0.03,
+                warm_up=photo_steps // 20,
+                group_norm=True,
+            ),
             photos,
         ),
     }

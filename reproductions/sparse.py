@@ -1,7 +1,8 @@
 """Sparse communication: which entries, whose, over what, with or without feedback, where the momentum.
 
 CIFAR-10 (10,000 images, halved), a convolutional network, 30 epochs, 3 seeds; every rule and kind of feedback
-has the best of three rates, by one seed that is not among the three; so have dense and a worker alone.
+has the best of three rates, by 10 epochs with a seed that is not among the three; so have dense and a worker
+alone.
 
 Verdicts:
 - Error feedback, and layers against the whole model, are key parameters: fails if the median effect on the
@@ -102,9 +103,8 @@ class Corner(Exchange):
         else:
             start = int(torch.randint(u.numel(), (1,), generator=ch.private_rng()))
             chosen = (start + torch.arange(k)) % u.numel()
-        scale = u.numel() / k if self.feedback == "scaled" else 1.0
         sent = torch.zeros_like(u)
-        sent[chosen] = scale * u[chosen]
+        sent[chosen] = u[chosen]
         mean = await ch.mean(sent)
         if await ch.commit(bool(mean.isfinite().all())) and self.feedback == "on":
             state.error.copy_(u - sent)
@@ -130,7 +130,10 @@ def compression_time(method: str | Exchange, recipe: Recipe, data: Dataset, repe
 Accuracies = dict[Cell, float]
 Times = dict[Cell, float]
 RATES = (0.01, 0.03, 0.1)
-TUNING_SEED = 9
+TUNING_SEED, TUNING_PART = 9, 3
+"""Rates are compared by runs of a third of the steps."""
+CHANNELS = (16, 32, 32, 64)
+"""Of the convolutions, and the width of the hidden layer."""
 
 
 def _tuned(
@@ -143,7 +146,7 @@ def _tuned(
             (kind, "rate", rate): partial(
                 train,
                 method,
-                replace(recipe, learning_rate=rate, seed=TUNING_SEED),
+                replace(recipe, learning_rate=rate, seed=TUNING_SEED, steps=recipe.steps // TUNING_PART),
                 data,
                 looks=1,
                 test_rows=rows,
@@ -166,14 +169,14 @@ def _kind(cell: Cell) -> str:
 def _study(context: Context, outcome: Outcome) -> None:
     quick = context.quick
     data = halved(context)
-    workers, batch = 4, 32
+    workers, batch = 4, 64
     epochs = 30
     steps = 24 if quick else -(-epochs * len(data.inputs) // (workers * batch))
-    base = Recipe("cnn", workers, steps, batch, decay_at=0.75)
+    base = Recipe("cnn", workers, steps, batch, decay_at=0.75, hidden=CHANNELS)
     if quick:
         base = replace(base, model="mlp", hidden=(64, 64))
     after, rows = replace(base, momentum=MOMENTUM), 0 if quick else 4000
-    todo = cells(scaled=True) + ([] if quick else EXTRA)
+    todo = cells() + ([] if quick else EXTRA)
     first = {_kind(cell): cell for cell in reversed(todo) if not cell.before}
     kinds: dict[str, tuple[str | Exchange, Recipe]] = {
         DENSE: (DENSE, after),
@@ -237,6 +240,11 @@ def _study(context: Context, outcome: Outcome) -> None:
         log="x",
         mode="markers",
     )
+    outcome.notes.append(
+        f"A worker alone, with a quarter of the rows per step, reaches {seeds.accuracy(found[ALONE])}, "
+        f"dense {seeds.accuracy(dense)}: on so few images more rows do not help. The differences show what "
+        "a method loses, not what communication gains."
+    )
     _judge_effects(outcome, data.name, found_effects)
     _judge_blocks(outcome, data.name, seeds.mean(dense), accuracies, times)
     if found_effects["momentum after"]["top-k"]:
@@ -262,8 +270,7 @@ def _judge_effects(outcome: Outcome, name: str, effects: Effects) -> None:
         "one of the three (which three is remembered)",
         f"on against off: {_by_rule(effects, 'error feedback on')}",
         largest("error feedback on") > 1,
-        "without feedback entries are sent as they are. Scaled by n / k, which makes random rules unbiased: "
-        f"{_by_rule(effects, 'scaled by n/k, no feedback')}",
+        "without feedback entries are sent as they are, not scaled by n / k",
     )
     shared = [value for values in effects["indices shared"].values() for value in values]
     outcome.claim(
@@ -285,9 +292,9 @@ def _judge_effects(outcome: Outcome, name: str, effects: Effects) -> None:
 def _judge_blocks(outcome: Outcome, name: str, dense: float, found: Accuracies, times: Times) -> None:
     best = {rule: max((value, cell) for cell, value in found.items() if cell.rule == rule) for rule in RULES}
     own, (of_block, block_cell) = found[Cell("random block", True, False, "on")], best["random block"]
-    fed, unfed, scaled = (
+    fed, unfed = (
         [100 * value for c, value in found.items() if c.rule == "random block" and c.feedback == kind]
-        for kind in ("on", "off", "scaled")
+        for kind in ("on", "off")
     )
     outcome.claim(
         f"{name}: random block performs close to dense SGD",
@@ -297,7 +304,7 @@ def _judge_blocks(outcome: Outcome, name: str, dense: float, found: Accuracies, 
         f"{percent(best['top-k'][0], 1)}, random-k {percent(best['random-k'][0], 1)}",
         100 * (dense - own) < 2,
         f"its cells: {min(fed):.1f} to {max(fed):.1f} % with feedback, {min(unfed):.1f} to {max(unfed):.1f} "
-        f"% without, {min(scaled):.1f} to {max(scaled):.1f} % without and scaled by n / k",
+        "% without",
     )
     block, top = (
         min(time for c, time in times.items() if c.rule == rule and c.shared == shared and c.feedback == "on")
@@ -316,7 +323,7 @@ REPRODUCTION = Reproduction(
     "Eghlidi and Jaggi, Sparse communication for training deep networks, 2020.",
     (Section("the study of three parameters: 30 epochs of CIFAR-10, 3 seeds, tuned rates", _study),),
     __doc__ or "",
-    takeaway="Error feedback and its rate decide more than the rule of selection; random blocks are "
-    "the cheapest to select and the first to lose accuracy.",
+    takeaway="With error feedback and a rate of its own, top-k and random-k at 5 % end like dense training. "
+    "Random blocks are the cheapest to select, gain most from feedback, and still end points behind.",
     methods=("randomblock", "randomk", "topk"),
 )

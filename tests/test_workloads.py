@@ -179,3 +179,14 @@ def test_models_learn_their_data(name: str, text_file: Path) -> None:
 def test_a_model_for_other_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="learns text"):
         build("lstm", load("digits"), 0)
+
+
+def test_widths_of_image_models() -> None:
+    data = load("digits")
+    widths = [len(p) for p in build("cnn", data, 0, (4, 8, 6, 16)).parameters() if p.dim() > 1]
+    assert widths == [4, 8, 6, 16, data.classes]
+    with pytest.raises(ConfigError, match="give 4 widths, not 2"):
+        build("cnn", data, 0, (64, 64))
+    for name in ("logistic", "resnet20"):
+        with pytest.raises(ConfigError, match=f"{name} has no widths to choose: leave out 64, 64"):
+            build(name, data, 0, (64, 64))

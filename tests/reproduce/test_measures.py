@@ -144,6 +144,15 @@ def test_how_far_a_method_is_behind_another() -> None:
     assert growth.factor({16: 30, 4: 10, 64: 50}) == 5
 
 
+def test_to_have_learned_is_to_be_twice_as_good_as_chance() -> None:
+    data = digits()
+    most = int(data.test_targets.bincount().max()) / len(data.test_targets)
+    assert seeds.chance(data) == pytest.approx(most)
+    below, above = ([Training([], [(9, 2 * most + off)], 0.0, 0.0)] for off in (-0.01, 0.01))
+    assert seeds.has_learned(above, data)
+    assert not seeds.has_learned(below, data)
+
+
 def test_losses_are_thinned_to_means() -> None:
     assert thinned([1.0, 2.0, 3.0, 5.0, 9.0], points=2) == [(3, 2.0), (5, 7.0)]
     assert thinned([1.0, 2.0], points=40) == [(1, 1.0), (2, 2.0)]
@@ -158,16 +167,21 @@ def test_norms_of_groups_do_not_mix_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "alone", "verdict"),
-    [(0.4, 3.0, "holds"), (0.6, 3.0, "does not hold"), (0.1, 0.3, "not judged")],
+    ("dense", "lost", "alone", "verdict"),
+    [
+        (0.5, 0.4, 3.0, "holds"),
+        (0.5, 0.6, 3.0, "does not hold"),
+        (0.5, 0.1, 0.3, "not judged"),
+        (0.15, 0.4, 3.0, "not judged"),
+    ],
 )
-def test_scale_is_judged_beside_a_worker_alone(lost: float, alone: float, verdict: str) -> None:
+def test_scale_is_judged_beside_a_worker_alone(dense: float, lost: float, alone: float, verdict: str) -> None:
     runs = {
-        label: [Training([], [(10, 0.5 - points / 100)], 0.0, 0.0)]
+        label: [Training([], [(10, dense - points / 100)], 0.0, 0.0)]
         for label, points in (("dense", 0.0), ("a worker alone", alone), ("16", lost), ("64", 0.0))
     }
     outcome = Outcome()
-    scale.judge(outcome, "what", "paper", runs, ["16", "64"])
+    scale.judge(outcome, digits(), "what", "paper", runs, ["16", "64"])
     assert [claim.verdict for claim in outcome.claims] == [verdict]
 
 

@@ -39,8 +39,8 @@ class ScaleCom(Exchange):
     family = "shared"
     use_when = """There are many workers and the link is very slow: one index list serves all, and the bytes
     hardly grow with the number of workers."""
-    avoid_when = """You train with AdamW: it ends worse than `dense`, like `topk`. Or batches are small, since
-    the noise of one worker chooses for all; or the latency is long, since two rounds follow one another."""
+    avoid_when = """You train with AdamW: it ends worse than `dense`. Or for some hundred steps only: it is
+    points behind then. Or batches are small: one worker's noise chooses for all. Or latencies are long."""
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "for the leader of the step; every other rank sends 4 * k bytes"
     rounds_per_step = "2 (a broadcast of the indices, then a mean)"

@@ -47,8 +47,9 @@ class Sketched(SketchOptions):
     family = "shared"
     use_when = """There are very many workers, the model is large, and you train with momentum SGD: the bytes
     hardly grow with the number of workers, and no index is sent."""
-    avoid_when = """There are few workers: for the same k, `dgc` sends far fewer bytes. Or you train with
-    AdamW, whose momentum it replaces. A table that is too small finds few of the largest entries."""
+    avoid_when = """There are few workers: for the same k, `dgc` sends far fewer bytes. Or the run is short,
+    since what is not sent at once comes some hundred steps late; or you train with AdamW, whose momentum it
+    replaces. A table that is too small finds few of the largest entries."""
     formula = "width * (hashes * columns + fetched)"
     formula_note = """for the rows (hashes) and columns of the table, and P * k fetched entries; width is 4,
     or 2 for a wire of 16 bits"""

@@ -51,8 +51,9 @@ Link = Annotated[
 Hidden = Annotated[
     str,
     typer.Option(
-        help="Widths of mlp's hidden layers (default: 256,256 for digits, otherwise 1024,1024), or of "
-        "lstm's layers, all equal (default: 256,256)."
+        help="Widths of mlp's hidden layers (default: 256,256 for digits, otherwise 1024,1024); of the "
+        "layers of lstm (256,256) or transformer (128,128), all equal; or of cnn's three convolutions and "
+        "its hidden layer (32,64,64,128)."
     ),
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Training steps of each run. Default: 300.")]

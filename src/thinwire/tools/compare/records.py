@@ -47,7 +47,7 @@ class Setting(Record, frozen=True, kw_only=True):
     model: str
     """One of `workloads.MODELS`, or the name of the script. What the script trains is known after a step."""
     hidden: tuple[Count, ...]
-    """Widths of the hidden layers of `mlp`, or of the layers of `lstm`; empty for its own."""
+    """Widths of the model's layers; empty for its own."""
     data: str
     """As `workloads.load` takes it: "digits", "mnist:DIR"; empty for a script."""
     parameters: Count

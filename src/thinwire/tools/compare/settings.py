@@ -75,7 +75,7 @@ class Comparison:
         link: how they are joined, see `thinwire.net.link`.
         model: one of `workloads.MODELS`.
         data: a dataset, see `workloads.load`.
-        hidden: widths of the hidden layers of `mlp`, or of the layers of `lstm`.
+        hidden: widths of the model's layers, see `workloads.build`.
         steps: of training; or `epochs` over the training data.
         target_accuracy: stop at this test accuracy, a number between 0 and 1. For images.
         target_perplexity: stop at this test perplexity. For text.

@@ -14,6 +14,7 @@ from thinwire.tools.workloads.data import CONTEXT, Dataset
 
 MODELS = ("logistic", "mlp", "cnn", "resnet20", "lstm", "transformer")
 TEXT_MODELS = ("lstm", "transformer")
+FIXED_MODELS = ("logistic", "resnet20")
 HEAD = 32
 """The width of a head of `transformer`."""
 
@@ -27,12 +28,13 @@ def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> 
         seed: of the weights.
         hidden: widths of the hidden layers of `mlp`; 1024, 1024 by default (256, 256 for digits). Or of the
             layers of `lstm`, all equal, and of its embedding; 256, 256 and 64 by default. Or of the layers
-            of `transformer`, all equal; 128, 128 by default.
+            of `transformer`, all equal; 128, 128 by default. Or the channels of the three convolutions of
+            `cnn`, and the width of its hidden layer; 32, 64, 64, 128 by default.
     """
     makers: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         "logistic": ("images", lambda: logistic(data)),
         "mlp": ("images", lambda: mlp(data, hidden)),
-        "cnn": ("images", lambda: cnn(data)),
+        "cnn": ("images", lambda: cnn(data, hidden)),
         "resnet20": ("images", lambda: ResNet20(data.shape[0], data.classes)),
         "lstm": ("text", lambda: lstm(data, hidden)),
         "transformer": ("text", lambda: transformer(data, hidden)),
@@ -43,6 +45,8 @@ def build(name: str, data: Dataset, seed: int, hidden: tuple[int, ...] = ()) -> 
     if kind != data.kind:
         other = "synthetic, words or text:FILE" if kind == "text" else "digits, mnist:DIR or cifar10:DIR"
         raise ConfigError(f"{name} learns {kind}, but {data.name} is {data.kind}: give --data {other}")
+    if hidden and name in FIXED_MODELS:
+        raise ConfigError(f"{name} has no widths to choose: leave out {', '.join(map(str, hidden))}")
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         return make()
@@ -84,23 +88,26 @@ def mlp(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(before, data.classes))
 
 
-def cnn(data: Dataset) -> nn.Module:
+def cnn(data: Dataset, hidden: tuple[int, ...] = ()) -> nn.Module:
     """Three convolutions, two of them followed by pooling, and a hidden layer."""
     channels, height, width = data.shape
-    features = 64 * (height // 4) * (width // 4)
+    widths = hidden or (32, 64, 64, 128)
+    if len(widths) != 4:
+        raise ConfigError(f"cnn has three convolutions and a hidden layer: give 4 widths, not {len(widths)}")
+    first, second, third, last = widths
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.Conv2d(channels, first, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
+        nn.Conv2d(first, second, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1),
+        nn.Conv2d(second, third, 3, padding=1),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(features, 128),
+        nn.Linear(third * (height // 4) * (width // 4), last),
         nn.ReLU(),
-        nn.Linear(128, data.classes),
+        nn.Linear(last, data.classes),
     )
 
 
