@@ -301,6 +301,7 @@ def test_the_shape_of_gradients() -> None:
         (0.95, 0.90, 0.93, "does not hold"),
         (0.95, 0.943, 0.942, "does not hold"),  # no better than not to communicate
         (0.95, 0.949, 0.945, "not judged"),
+        (0.19, 0.13, 0.185, "not judged"),  # none has learned
     ],
 )
 def test_near_dense_is_judged_beside_a_lone_worker(
@@ -309,8 +310,8 @@ def test_near_dense_is_judged_beside_a_lone_worker(
     accuracies = {"dense": dense, gaussiank.LONE: lone, "topk": own + 0.002, "gaussiank": own}
     runs = {name: [Training([], [(10, value)], 0.0, 0.0)] for name, value in accuracies.items()}
     outcome = Outcome()
-    gaussiank._accuracy(outcome, "MLP", RECIPE, runs)
-    assert [claim.verdict for claim in outcome.claims] == ["holds", verdict]
+    gaussiank._accuracy(outcome, "MLP", RECIPE, digits(), runs)
+    assert [claim.verdict for claim in outcome.claims] == ["holds" if own > 0.2 else "not judged", verdict]
 
 
 def test_runs_with_the_same_product_are_averaged() -> None:

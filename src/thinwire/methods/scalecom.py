@@ -40,7 +40,7 @@ class ScaleCom(Exchange):
     use_when = """There are many workers and the link is very slow: one index list serves all, and the bytes
     hardly grow with the number of workers."""
     avoid_when = """You train with AdamW: it ends worse than `dense`. Or for some hundred steps only: it is
-    points behind then. Or batches are small: one worker's noise chooses for all. Or latencies are long."""
+    points behind then. Or batches are small, since one worker's noise chooses for all, or latencies long."""
     formula = "index_bytes(n, k) + 4 * k"
     formula_note = "for the leader of the step; every other rank sends 4 * k bytes"
     rounds_per_step = "2 (a broadcast of the indices, then a mean)"
