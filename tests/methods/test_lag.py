@@ -248,15 +248,15 @@ def test_codes_too_coarse_for_the_rule_are_warned_of() -> None:
 def test_slaq_measures_the_noise_and_skips_what_it_explains() -> None:
     """Gradients that only fluctuate around a fixed one are uploaded rarely; one that moves away, at once."""
     method, rng = SLAQ(bits=8, xi=0.0), torch.Generator().manual_seed(0)
-    cohort = Cohort(method, 2, {"w": (500,)})
-    fixed = torch.randn(500, generator=rng)
+    cohort = Cohort(method, 2, {"w": (20_000,)})
+    fixed = torch.randn(20_000, generator=rng)
 
     def uploads() -> list[int]:
         states = [session.engine.states.entries() for session in cohort.sessions]
         return [Counts.of(one["counts"]).uploads for own in states for one in own.values()]
 
     def step(shift: float) -> None:
-        noise = [0.1 * torch.randn(500, generator=rng) for _ in range(2)]
+        noise = [0.1 * torch.randn(20_000, generator=rng) for _ in range(2)]
         cohort.average([{"w": fixed + shift + each} for each in noise])
 
     for _ in range(60):
@@ -266,7 +266,7 @@ def test_slaq_measures_the_noise_and_skips_what_it_explains() -> None:
     step(1.0)
     assert [after - then for after, then in zip(uploads(), before, strict=True)] == [1, 1]
     (counts,) = [one["counts"] for one in cohort.sessions[0].engine.states.entries().values()]
-    assert Counts.of(counts).noise > 0.5 * 2 * 500 * 0.01
+    assert Counts.of(counts).noise > 0.5 * 2 * 20_000 * 0.01
 
 
 @pytest.mark.parametrize("bits", [3, 5, 7])

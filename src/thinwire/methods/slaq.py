@@ -11,7 +11,7 @@ from thinwire.methods.families import lazy_rules as rules
 from thinwire.methods.families.lazy import UNCODED, Counts, LazyState, LazyStep, squared_norm
 from thinwire.methods.laq import QuantisedLazy
 
-NOISE_FACTOR = 3.0
+NOISE_FACTOR = 1.1
 MEMORY = 0.9
 
 
@@ -24,7 +24,7 @@ class SLAQ(QuantisedLazy):
         all else as for LAQ; e_i is what the code loses
 
     Noise alone makes two gradients of one rank differ. The allowance is what noise explains, so an upload is
-    skipped as long as the change is not clearly more than that:
+    skipped as long as the change is hardly more than that:
 
         allowance = NOISE_FACTOR * v;  v <- 0.9 v + 0.1 |g_k - g_{k-1}|^2
 
