@@ -247,8 +247,8 @@ REPRODUCTION = Reproduction(
         Section("the time of a step with an LSTM of 66 M parameters, against top-k and QSGD", _speed),
     ),
     __doc__ or "",
-    takeaway="Two means per step are next to no communication: after 10,000 steps replicas end below those "
-    "that do not communicate at all. Average the parameters from time to time (`average_every`), and count "
-    "on that alone.",
+    takeaway="Average the parameters from time to time (`average_every`) and count on that alone: two means "
+    "per step are next to no communication, and after 10,000 steps replicas end below those that "
+    "never communicate.",
     methods=("a2sgd",),
 )

@@ -342,7 +342,7 @@ REPRODUCTION = Reproduction(
         Section("gradients per second on a slow link", _throughput),
     ),
     __doc__ or "",
-    takeaway="Quantising both ways takes a fifth of the bits of full precision, not the published seventh to "
-    "nineteenth, and on most sets a third of those of one way. The paper's grid needs more bits the closer "
-    'it comes: take `mode="centered"` for small gaps.',
+    takeaway="Quantise both ways for a fifth of the bits of full precision (not the published seventh to "
+    'nineteenth), and take `mode="centered"` for small gaps, where the grid of the paper needs more and more '
+    "bits.",
 )

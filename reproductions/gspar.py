@@ -358,7 +358,7 @@ REPRODUCTION = Reproduction(
         Section("an SVM and logistic regression with threads in shared memory", gspar_shared.add),
     ),
     __doc__ or "",
-    takeaway="With SVRG and for threads that share memory it saves bits and writes at little loss. It is "
-    "unbiased, so its price is variance: plain SGD with a tenth of the entries does not get as far as dense.",
+    takeaway="With SVRG and for threads that share memory it saves bits and writes at little loss, but "
+    "unbiased entries cost variance: plain SGD with a tenth of them does not get as far as dense.",
     methods=("gspar",),
 )

@@ -331,8 +331,8 @@ REPRODUCTION = Reproduction(
         Section("the rows of GD, QGD and LAG in the paper's table", laq_authors.other_rows, smoke=False),
     ),
     __doc__ or "",
-    takeaway="With full gradients, LAQ multiplies LAG's saving by 4-bit codes. With minibatches, SLAQ skips "
-    "nothing without an allowance for noise, and with one it skips too much to train a network: take "
-    "`lasg(bits=4)`, or `qsgd`, which is simpler.",
+    takeaway="With full gradients LAQ multiplies LAG's saving by 4-bit codes; with minibatches `slaq` with "
+    "its measured allowance for noise sends the fewest bits at a small loss, `lasg(bits=4)` loses "
+    "nothing, and `qsgd` is simpler.",
     methods=("laq", "slaq", "lasg"),
 )

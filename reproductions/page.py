@@ -28,7 +28,12 @@ def markdown(
     )
     template = environment.get_template("reproductions.md.j2")
     return template.render(
-        outcomes=outcomes, command=command, pictures=pictures or {}, claims=claims, left=sections_left
+        outcomes=outcomes,
+        command=command,
+        pictures=pictures or {},
+        claims=claims,
+        left=sections_left,
+        verdicts=[claim.holds for _, outcome in outcomes.values() for claim in outcome.claims],
     )
 
 

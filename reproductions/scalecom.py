@@ -300,8 +300,8 @@ REPRODUCTION = Reproduction(
         *scale.sections("ten times the batch with 64 learners, beta 1 and 0.1", _large_batch),
     ),
     __doc__ or "",
-    takeaway="One leader's indices keep the cost constant in the workers. At 100x it is for long runs: after "
-    "some hundred steps it is points below dense, on text below a worker alone, and more so the more "
-    "learners share the rows. beta = 0.1 did not help.",
+    takeaway="Take it for many workers and long runs: one leader's indices keep the cost constant, but at "
+    "100x it is points below dense after some hundred steps, on text below a worker alone, and beta "
+    "= 0.1 does not help.",
     methods=("scalecom",),
 )

@@ -226,8 +226,8 @@ REPRODUCTION = Reproduction(
         *scale.sections("accuracy with 16, 64 and 256 workers", _workers),
     ),
     __doc__ or "",
-    takeaway="Its bytes and its updates do not depend on the number of workers, from 16 to 256. It is for "
-    "long runs: at 20x, after some hundred steps, it is below a worker alone on text. Take it for very many "
-    "workers and momentum SGD, with 16-bit tables, and not for few.",
+    takeaway="Take it for very many workers, momentum SGD and long runs, with 16-bit tables: bytes and "
+    "updates do not depend on the number of workers, but at 20x it is far below dense after some "
+    "hundred steps.",
     methods=("sketched",),
 )

@@ -323,7 +323,8 @@ REPRODUCTION = Reproduction(
     "Eghlidi and Jaggi, Sparse communication for training deep networks, 2020.",
     (Section("the study of three parameters: 30 epochs of CIFAR-10, 3 seeds, tuned rates", _study),),
     __doc__ or "",
-    takeaway="With error feedback and a rate of its own, top-k and random-k at 5 % end like dense training. "
-    "Random blocks are the cheapest to select, gain most from feedback, and still end points behind.",
+    takeaway="With error feedback and a rate of their own, top-k and random-k at 5 % end like dense "
+    "training, while random blocks are the cheapest to select, gain most from feedback, and still "
+    "end points behind.",
     methods=("randomblock", "randomk", "topk"),
 )

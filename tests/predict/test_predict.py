@@ -260,6 +260,20 @@ def test_an_operation_costs_more_while_all_cores_compute() -> None:
     assert one_round(0, 4, COSTLY, 1, 4.0) == pytest.approx(4 + 2 * 3 / 7)
 
 
+def test_an_operation_takes_processor_time_from_computing() -> None:
+    works = timeline.Overheads(operation=2.0, work=1.5, sum_work=3.0)
+    # Three seconds of the only core, shared with computing; with a second one they pass beside it.
+    assert one_round(0, 4, works, 1, 10.0) == pytest.approx(13)
+    assert one_round(0, 4, works, 2, 10.0) == pytest.approx(10)
+    # Alone it takes its processor time and a tenth of its own, if that is less than the processor time.
+    assert one_round(0, 4, works, 1, 0.0) == pytest.approx(3.2)
+    (gather,) = [Job((Round("all_gather", 0.0, 8, 0, 0, 3),), 0.0, False, 0.0)]
+    alone = timeline.Compute(0.0, 0.0)
+    sites = timeline.Sites(FREE, works)
+    assert timeline.step_seconds([gather], [1.0], alone, sites, "lanes", 1) == pytest.approx(2.0)
+    assert works.times(2.0) == timeline.Overheads(operation=4.0, work=3.0, sum_work=6.0)
+
+
 def test_bytes_take_processor_time_from_computing() -> None:
     # 8 bytes in 8 seconds take a quarter of a core for each direction: half of the only one.
     cpu = timeline.Overheads(byte=0.25)

@@ -26,6 +26,9 @@ LARGEST_BYTES = 16 * 2**20
 LONG_ENOUGH = 0.15
 SMALL_TIMES = 25
 LARGE_TIMES = 3
+# A usual payload of a compressed bucket: gloo takes longer for it than for a few bytes.
+SHORT_BYTES = 16 * 1024
+SHORT_TIMES = 12
 BUSY_TIMES = 15
 # The square matrices that a thread multiplies while operations are timed beside it.
 BUSY_WIDTH = 192
@@ -113,11 +116,16 @@ def calibrate_with(
     idle = _of_small(watch, SMALL_TIMES, hops, statistics.median)
     with _computing(device):
         busy = _of_small(watch, BUSY_TIMES, hops, statistics.fmean)
+    watch.of_gather(SHORT_BYTES, SHORT_TIMES, statistics.median)
+    gathering = watch.work
+    watch.median(SHORT_BYTES, SHORT_TIMES)
     overheads = Overheads(
         operation=idle.operation,
         busy_operation=max(0.0, busy.operation - idle.operation),
         busy_hop=max(0.0, busy.hop - idle.hop),
         byte=work,
+        work=gathering,
+        sum_work=watch.work,
     )
     return Calibration(Link(idle.hop, link.bandwidth), overheads)
 
@@ -182,7 +190,8 @@ class _Stopwatch:
         self._device = device
         self._cost = cost_on_gloo if gloo else cost_of
         self.work = 0.0
-        """Processor seconds of the last kind of operation that was timed, by the rank that worked most."""
+        """Processor seconds of the last kind of operation that was timed: the median, and its mean over the
+        ranks."""
 
     def median(self, length: int, times: int) -> float:
         """Seconds for a sum of this many bytes: the median of the slowest rank, equal on all ranks."""
@@ -203,13 +212,14 @@ class _Stopwatch:
     ) -> float:
         operation()
         taken: list[float] = []
-        worked = time.process_time()
+        worked: list[float] = []
         for _ in range(times):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), time.process_time()
             operation()
             taken.append(time.perf_counter() - began)
-        self.work = self._largest((time.process_time() - worked) / times)
-        return self._largest(mean(taken))
+            worked.append(time.process_time() - before)
+        self.work = float(self._of_ranks(statistics.median(worked)).mean())
+        return float(self._of_ranks(mean(taken)).max())
 
     def busiest_bytes(self, length: int) -> int:
         data = torch.empty(length // 4, device="meta")
@@ -218,9 +228,9 @@ class _Stopwatch:
     def _sum(self, data: torch.Tensor) -> None:
         self._execute(frames.AllReduce(data, data.numel() * data.element_size()))
 
-    def _largest(self, seconds: float) -> float:
-        """The largest value over all ranks, by a sum with an entry per rank: only sums are available."""
+    def _of_ranks(self, seconds: float) -> torch.Tensor:
+        """The values of all ranks, by a sum with an entry per rank: only sums are available."""
         row = torch.zeros(self._place.size, dtype=torch.float64, device=self._device)
         row[self._place.rank] = seconds
         self._sum(row)
-        return float(row.max())
+        return row

@@ -177,12 +177,13 @@ def _parts(compute: Compute | float) -> Compute:
 
 def _at_best(sites: Sites) -> Sites:
     over = sites.overheads
-    return Sites(sites.link, Overheads(over.operation, byte=over.byte), sites.inside, sites.workers)
+    quiet = replace(over, busy_operation=0.0, busy_hop=0.0)
+    return Sites(sites.link, quiet, sites.inside, sites.workers)
 
 
 def _at_worst(sites: Sites) -> Sites:
     over = sites.overheads
-    waits = Overheads(over.operation + over.busy_operation, 0.0, 0.0, over.byte)
+    waits = replace(over, operation=over.operation + over.busy_operation, busy_operation=0.0, busy_hop=0.0)
 
     def late(link: Link) -> Link:
         return Link(link.latency + link.jitter + over.busy_hop, link.bandwidth, link.down)

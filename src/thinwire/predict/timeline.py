@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
+from thinwire.net import frames
 from thinwire.net.costs import TCP_FRAMING, Link
 from thinwire.predict.mirror import Job, Round
 from thinwire.predict.stragglers import largest
@@ -20,6 +21,8 @@ LANES = 2
 CYCLES = 3
 # Steps of a method with a delay: of the first two, nothing or little is under way, and they do not count.
 DELAYED_STEPS = 6
+# At least this part of an operation's time is not its processor time: several threads may work at once.
+IDLE = 0.1
 Driver = Literal["lanes", "direct", "blocking", "delayed"]
 Want = Literal["cpu", "link", "delay"]
 
@@ -54,17 +57,22 @@ class Overheads:
         busy_operation: further seconds while the worker computes beside it: it waits for a core.
         busy_hop: the same for each hop.
         byte: processor seconds per byte that is sent or received.
+        work: processor seconds of an operation, which are part of its time.
+        sum_work: the same for a sum, which gloo takes in several stages.
     """
 
     operation: float = 0.0
     busy_operation: float = 0.0
     busy_hop: float = 0.0
     byte: float = 0.0
+    work: float = 0.0
+    sum_work: float = 0.0
 
     def times(self, factor: float) -> Overheads:
-        return Overheads(
-            factor * self.operation, factor * self.busy_operation, factor * self.busy_hop, factor * self.byte
-        )
+        return Overheads(*(factor * value for value in astuple(self)))
+
+    def work_of(self, each: Round) -> float:
+        return self.sum_work if each.operation == frames.AllReduce.name else self.work
 
 
 NOTHING = Overheads()
@@ -188,7 +196,11 @@ class _Threads:
         link, over = self.sites.of(each), self.sites.overheads
         if link is None:
             return
-        waits = over.operation + each.hops * link.latency + self._late(each.hops, link)
+        working = over.work_of(each)
+        if working:
+            yield _Segment("cpu", working)
+        idle = max(over.operation - working, IDLE * over.operation)
+        waits = idle + each.hops * link.latency + self._late(each.hops, link)
         longer = over.busy_operation + each.hops * over.busy_hop
         yield _Segment("delay", waits, busy=1 + longer / waits if waits else 1.0)
         transfer, work = transfer_seconds(each, link), over.byte * (each.sent + each.received)
