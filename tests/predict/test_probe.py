@@ -80,6 +80,28 @@ def test_operations_are_told_from_hops_and_idle_ranks_from_busy_ones(
     assert not any(each.name == "thinwire-calibrate" for each in threading.enumerate())
 
 
+class Working(Costly):
+    """Its ranks work for a while in every operation, and longer in sums."""
+
+    worked = 0.0
+
+    def execute(self, op: frames.Primitive) -> object:
+        self.worked += 4e-4 if isinstance(op, frames.AllReduce) else 1e-4
+        return super().execute(op)
+
+
+def test_the_processor_time_of_sums_is_told_from_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Working(Link(1e-3, 1.25e5), 4, operation=2e-3, busy=5e-3)
+    monkeypatch.setattr("thinwire.predict.probe.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("thinwire.predict.probe.time.process_time", lambda: clock.worked)
+    began = clock.now
+    _, overheads = calibrate_with(clock.execute, clock.rank_info, torch.device("cpu"))
+    # The clock is that of rank 0; of the other three nothing is heard: a mean over four ranks.
+    assert 4 * overheads.work == pytest.approx(1e-4)
+    assert 4 * overheads.sum_work == pytest.approx(4e-4)
+    assert clock.now - began < 20, "at 1 Mbit/s few short operations are enough"
+
+
 def calibrated(worker: Worker) -> Calibration:
     return calibrate()
 

@@ -29,6 +29,7 @@ LARGE_TIMES = 3
 # A usual payload of a compressed bucket: gloo takes longer for it than for a few bytes.
 SHORT_BYTES = 16 * 1024
 SHORT_TIMES = 12
+SHORT_SECONDS = 0.5
 BUSY_TIMES = 15
 # The square matrices that a thread multiplies while operations are timed beside it.
 BUSY_WIDTH = 192
@@ -116,9 +117,10 @@ def calibrate_with(
     idle = _of_small(watch, SMALL_TIMES, hops, statistics.median)
     with _computing(device):
         busy = _of_small(watch, BUSY_TIMES, hops, statistics.fmean)
-    watch.of_gather(SHORT_BYTES, SHORT_TIMES, statistics.median)
+    times = max(3, min(SHORT_TIMES, int(SHORT_SECONDS * link.bandwidth / SHORT_BYTES)))  # fewer on slow links
+    watch.of_gather(SHORT_BYTES, times, statistics.median)
     gathering = watch.work
-    watch.median(SHORT_BYTES, SHORT_TIMES)
+    watch.median(SHORT_BYTES, times)
     overheads = Overheads(
         operation=idle.operation,
         busy_operation=max(0.0, busy.operation - idle.operation),
