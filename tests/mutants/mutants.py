@@ -145,8 +145,8 @@ MUTANTS = (
     Mutant(
         "two shots lose the second code's error",
         "methods/families/quantised.py",
-        "lost * len(self.stretches)",
-        "lost * 0",
+        ".mul_(len(self.stretches))",
+        ".mul_(0)",
         (LAWS, "-k", "test_conservation and (efsign or onebit)"),
     ),
     Mutant(
@@ -155,6 +155,20 @@ MUTANTS = (
         "kernels.lost_by_signs(reduced, again[1], self.bucket, ch.size, self.error[mine])",
         "self.error[mine] = 0.0",
         ("tests/methods/test_efsign.py", "-k", "few_passes or bucket_has_a_magnitude"),
+    ),
+    Mutant(
+        "slaq allows for three times the noise",
+        "methods/slaq.py",
+        "NOISE_FACTOR = 1.1",
+        "NOISE_FACTOR = 3.0",
+        ("tests/methods/test_lazy_rules.py",),
+    ),
+    Mutant(
+        "an operation takes no processor time",
+        "predict/timeline.py",
+        'yield _Segment("cpu", working)',
+        "pass",
+        ("tests/predict/test_predict.py", "-k", "processor_time"),
     ),
     Mutant(
         "adam adds to its squares before the commit",
