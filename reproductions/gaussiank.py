@@ -273,13 +273,14 @@ def _accuracy(
     behind_topk = seeds.behind(runs["gaussiank"], runs["topk"])
     behind_dense = seeds.behind(runs["gaussiank"], runs["dense"])
     alone = seeds.behind(runs[LONE], runs["dense"])
+    topk_learned = seeds.has_learned(runs["topk"], data)
     tells = alone >= 0.5 and seeds.has_learned(runs["dense"], data)
     outcome.claim(
         f"{label}: accuracy like top-k's",
         "close to top-k",
         f"{behind_topk:+.2f} points behind top-k",
-        behind_topk <= 0.5 if seeds.has_learned(runs["topk"], data) else None,
-        "" if seeds.has_learned(runs["topk"], data) else "top-k has not learned: longer runs would tell",
+        behind_topk <= 0.5 if topk_learned else None,
+        "" if topk_learned else "top-k has not learned: longer runs would tell",
     )
     outcome.claim(
         f"{label}: accuracy near dense",
