@@ -88,6 +88,9 @@ def command(
     tune_size: Annotated[
         str, typer.Option(help="Of the transformer that chooses the rate; none: --size.")
     ] = "",
+    tune_workers: Annotated[
+        int, typer.Option(min=0, help="Workers of the runs that choose the rate; 0: --workers.")
+    ] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Rows of 64 characters for each worker and step.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="Other weights and batches.")] = 3,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
@@ -115,9 +118,9 @@ def command(
             slowest_link(link)
             os.environ[VARIABLE] = link  # for the processes that train
         small = _widths("--tune-size", tune_size or size)
-        tuning = (
-            None if tune_data is None else replace(judged, data=tune_data, steps=tune_steps, hidden=small)
-        )
+        tuning = None
+        if tune_data is not None:
+            tuning = Setting(tune_data, small, tune_workers or workers, tune_steps, batch)
     best = dict.fromkeys(chosen, tried[0])
     if tuning is not None and len(tried) > 1:
         shorter = {name: with_warmup_of(name, tuning.steps / steps) for name in chosen}

@@ -24,6 +24,8 @@ class Ready:
     committed: bool
     means: dict[str, torch.Tensor]
     """Flat, by parameter; empty if the step was aborted."""
+    whole: Sequence[View] = ()
+    """The views whose outputs these means are, unless they come from a checkpoint."""
 
 
 class Delay:
@@ -43,7 +45,19 @@ class Delay:
     def keep(self, step: int, views: Sequence[View], committed: bool) -> None:
         """The exchange of a step has ended; its means are the outputs of these views."""
         means = {slot.name: view.out[slot.offset : slot.end] for view in views for slot in view.layout.slots}
-        self.ready = Ready(step, committed, means if committed else {})
+        self.ready = Ready(step, committed, means if committed else {}, views)
+
+    def hand_over(self, views: Sequence[View]) -> list[torch.Tensor]:
+        """The means of the step before for each of these views, without a copy where that is possible.
+
+        The memory is that of the exchange: it holds until the step after the next one.
+        """
+        ready = self.ready
+        if ready is None or not ready.committed or not _fit(views, ready.whole):
+            self.hand_out(views)
+            return [view.out for view in views]
+        self.ready, self.given = None, ready.step
+        return [kept.out for kept in ready.whole]
 
     def hand_out(self, views: Sequence[View]) -> None:
         """Write the means of the step before into the outputs of these views."""
@@ -91,6 +105,11 @@ class Delay:
         if saved["step"] != NOTHING:
             means = {name: mean.to(device_of[name].device).clone() for name, mean in saved["means"].items()}
             self.ready = Ready(saved["step"], saved["committed"], means)
+
+
+def _fit(views: Sequence[View], kept: Sequence[View]) -> bool:
+    """Whether these views are of the same tensors in the same order; DDP may have made other buckets."""
+    return [id(view.layout) for view in views] == [id(view.layout) for view in kept]
 
 
 def delay_schema(like: Mapping[str, torch.Tensor]) -> schema.Check:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,8 +18,15 @@ from thinwire.drivers.waiting import Waiting
 from thinwire.errors import ThinwireError
 from thinwire.net.executor import ProcessGroupExecutor
 
-Delivered = Callable[[BaseException | None], None]
-"""Called when the outputs of the views hold the means, or with the error in their place."""
+
+class Delivered(Protocol):
+    """Called with the means, one tensor for each view, or with the error in their place.
+
+    Without means they are in the outputs of the views. A mean may be memory of the exchange, which holds
+    until the step after the next one.
+    """
+
+    def __call__(self, error: BaseException | None, means: Sequence[torch.Tensor] = ()) -> None: ...
 
 
 @dataclass
@@ -92,9 +99,12 @@ class Behind:
         """A step of a caller that waits for the delivery."""
         done, errors = threading.Event(), list[BaseException]()
 
-        def delivered(error: BaseException | None) -> None:
+        def delivered(error: BaseException | None, means: Sequence[torch.Tensor] = ()) -> None:
             if error is not None:
                 errors.append(error)
+            for view, mean in zip(views if means else (), means, strict=True):
+                if mean is not view.out:
+                    view.out.copy_(mean)
             done.set()
 
         if self.is_due():
@@ -158,12 +168,12 @@ class Behind:
         device = turn.views[0].x.device
         if turn.copied is not None:
             torch.cuda.current_stream(device).wait_event(turn.copied)
-        error = self._error
+        error, means = self._error, list[torch.Tensor]()
         if error is None:
             try:
                 self._engine.begin_step()
                 if turn.late:
-                    self._delay.hand_out(turn.views)
+                    means = self._delay.hand_over(turn.views)
                 else:
                     turn.before, self._delay.ready = self._delay.ready, None
                 if turn.vote is not None:
@@ -174,7 +184,7 @@ class Behind:
             except BaseException as raised:  # the training loop hears of it, whatever it is
                 error = raised
         if turn.late:
-            turn.delivered(error)
+            turn.delivered(error, means)
         if error is not None:
             self._ended(turn, error, time.perf_counter())
 

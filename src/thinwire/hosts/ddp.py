@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.measured_link import Spans
 from thinwire.core.routing import View
-from thinwire.drivers.behind import Behind
+from thinwire.drivers.behind import Behind, Delivered
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
@@ -279,19 +279,17 @@ class _DdpHost:
         program = self.engine.program([view for view, _ in buckets])
         self.lanes.submit(lane, Job(program, step, done, buckets[0][0].x.device))
 
-    def _deliver(
-        self, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]
-    ) -> Callable[[BaseException | None], None]:
+    def _deliver(self, buckets: list[tuple[View, "torch.futures.Future[torch.Tensor]"]]) -> Delivered:
         """Completes the futures of these buckets."""
         errors, in_backward = self._errors, self._in_backward
 
-        def done(error: BaseException | None) -> None:
+        def done(error: BaseException | None, means: Sequence[torch.Tensor] = ()) -> None:
             if error is not None:
                 errors.append(error)
             self._last_done = time.perf_counter()
-            for view, future in buckets:
+            for (view, future), mean in zip(buckets, means or [view.out for view, _ in buckets], strict=True):
                 if error is None:
-                    future.set_result(view.out)
+                    future.set_result(mean)  # DDP copies it to the gradients, if it is not the bucket's own
                 elif in_backward:  # `backward()` is about to raise; nobody shall take this for a gradient
                     future.set_result(view.out.fill_(torch.nan))
                 else:

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.net.staging import Staging
 from thinwire.net.streams import CUDA, Streams, refuse_capture
 from thinwire.net.throttle import Courier, Pace, Throttle, sleep_until
+
+LOOK_UP = timedelta(seconds=0.25)
+"""How often a thread that waits for an operation looks whether the program ends."""
 
 
 class AbandonedError(Exception):
@@ -219,13 +223,13 @@ class ProcessGroupExecutor:
             level.keep_for_ever()
 
     def _wait(self, work: Any) -> None:
-        """Wait for an operation. A thread that may be abandoned must not wait inside of torch: if it came
+        """Wait for an operation. A thread that may be abandoned must not stay inside of torch: if it came
         back after the interpreter has ended, the process would abort."""
-        pause = 1e-4
         while self._abandoned is not None and not work.is_completed():
-            if self._abandoned.wait(pause):
+            if self._abandoned.is_set():
                 raise AbandonedError
-            pause = min(1.5 * pause, 2e-3)
+            with contextlib.suppress(RuntimeError):  # not ended yet, or failed: the wait below says how
+                work.wait(LOOK_UP)
         work.wait()
 
     def close(self) -> None:

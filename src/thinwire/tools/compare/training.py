@@ -225,7 +225,8 @@ def add_momentum_before(model: nn.Module, factor: float) -> None:
 def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
     """Wrap the model for one method: thinwire's, or PyTorch's own.
 
-    All ranks have built the same model, so DDP need not send it, which takes minutes on a slow link.
+    All ranks have built the same model, so DDP need not send it, which takes minutes on a slow link. For all
+    methods alike gradients live in DDP's buckets, which saves two copies of the model in every step.
     """
     if setting.momentum_before:
         add_momentum_before(model, setting.momentum_before)
@@ -237,7 +238,7 @@ def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
     if method in PYTORCH:
         wrapped, group = _pytorch(model, method, setting)
         return Trainer(wrapped, model, optimizer, None, watch, group)
-    wrapped = DistributedDataParallel(model, init_sync=False)
+    wrapped = DistributedDataParallel(model, init_sync=False, gradient_as_bucket_view=True)
     session = attach(wrapped, method, optimizer=optimizer)
     throttle(session, setting.link)
     return Trainer(wrapped, model, optimizer, session, watch)
@@ -251,6 +252,8 @@ def _pytorch(
     if group is not None:
         group.throttle(setting.link)
     cap = ONE_BUCKET_MB if method == "pytorch-powersgd" else None
-    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=cap, init_sync=False)
+    wrapped = DistributedDataParallel(
+        model, process_group=group, bucket_cap_mb=cap, init_sync=False, gradient_as_bucket_view=True
+    )
     add_pytorch_hook(wrapped, method, group)
     return wrapped, group
