@@ -117,6 +117,8 @@ def command_of(study: Study) -> str:
         parts.append(
             f"--tune-data {tuning.data} --tune-size {names[tuning.hidden]} --tune-steps {tuning.steps}"
         )
+        if tuning.workers != made.workers:
+            parts.append(f"--tune-workers {tuning.workers}")
     parts.append(f"--rates {','.join(f'{rate:g}' for rate in study.rates)}")
     parts.append(f"--workers {made.workers} --steps {made.steps} --batch {made.batch} --seeds {study.seeds}")
     if study.link:
@@ -174,6 +176,8 @@ def section(study: Merged, *, with_picture: bool) -> str:
     )
     if study.tuning is not None and study.tuning.hidden != setting.hidden:
         tuned += " The rates were chosen with a smaller transformer."
+    if study.tuning is not None and study.tuning.workers != setting.workers:
+        tuned += f" The rates were chosen with {study.tuning.workers} workers."
     for row in study.rows:
         if keeps_the_momentum(row.method):
             tuned += f" `{row.method}` keeps the momentum itself and gives the steps, in place of AdamW."

@@ -8,6 +8,9 @@ import torch
 
 import thinwire
 from tests.hosts.common import MANY, assert_same_everywhere, flat, mlp, square_loss, train, wrap
+from thinwire.core.delay import Delay
+from thinwire.core.layout import Layout
+from thinwire.core.routing import View
 from thinwire.drivers import waiting
 from thinwire.net.launch import Worker, run_local
 
@@ -206,3 +209,22 @@ def test_an_adaptive_delay_begins_and_ends_alike_and_loses_nothing(under_ddp: bo
     assert first == second
     assert first == [False] * 5 + [True] * 4 + [False] * 3
     assert lost < 1e-6
+
+
+def test_means_are_handed_over_without_a_copy_unless_buckets_have_changed() -> None:
+    layouts = [Layout.of([(name, (3,))]) for name in "ab"]
+    means, views = (
+        [View(layout, out, out) for layout, out in zip(layouts, rows, strict=True)]
+        for rows in (torch.tensor([[1.0] * 3, [2.0] * 3]), torch.zeros(2, 3))
+    )
+    delay = Delay(on=True)
+    delay.keep(0, means, committed=True)
+    assert [id(given) for given in delay.hand_over(views)] == [id(view.out) for view in means]
+    assert (delay.ready, delay.given) == (None, 0)
+    for changed in (views[::-1], views[1:]):
+        delay.keep(1, means, committed=True)
+        given = delay.hand_over(changed)
+        assert [id(mean) for mean in given] == [id(view.out) for view in changed]
+        assert given[0].tolist() == [2.0] * 3
+    delay.keep(2, means, committed=False)
+    assert all(given.isnan().all() for given in delay.hand_over(views))
