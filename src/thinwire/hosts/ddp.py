@@ -208,6 +208,7 @@ class _DdpHost:
         self._step: Step | None = None
         self._held: list[tuple[View, torch.futures.Future[torch.Tensor]]] = []
         self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._known: set[tuple[int, int]] = set()
         self._errors: list[BaseException] = []
         self._in_backward = False
         self._plain = engine.method.traits.exact_mean
@@ -244,12 +245,12 @@ class _DdpHost:
         self._begun_at, self._taken = time.perf_counter(), 0
 
     def _take(self, step: Step, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
-        view, last = self._view(bucket), bucket.is_last()
+        last, lanes = bucket.is_last(), self.lanes
         self._taken += 1
-        lanes = self.lanes
         if self._plain and self._in_backward and isinstance(lanes, Direct):
-            future = lanes.mean(view.out, step, self._errors)
+            future = lanes.mean(self._checked(bucket), step, self._errors)
         else:
+            view = self._view(bucket)
             future = future_for(view.x.device)
             self._hand_over(step, view, future, last)
         if last:
@@ -296,6 +297,15 @@ class _DdpHost:
                     cast(Any, future).set_exception(error)
 
         return done
+
+    def _checked(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """The memory of a bucket. Where only its length counts, its parameters are looked at once."""
+        buffer = bucket.buffer()
+        key = (bucket.index(), buffer.numel())
+        if key not in self._known:
+            self._view(bucket)
+            self._known.add(key)
+        return buffer
 
     def _view(self, bucket: dist.GradBucket) -> View:
         buffer, parameters = bucket.buffer(), bucket.parameters()
