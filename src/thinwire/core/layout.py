@@ -81,4 +81,13 @@ class Layout:
 
     def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """One flat view per slot."""
-        return [flat[slot.offset : slot.end] for slot in self.slots]
+        if self._lengths is None:
+            return [flat[slot.offset : slot.end] for slot in self.slots]
+        return list(flat.split_with_sizes(self._lengths))
+
+    @cached_property
+    def _lengths(self) -> list[int] | None:
+        """Of all slots, if they lie one after the other: then one call makes all views."""
+        begins = [0, *(slot.end for slot in self.slots)]
+        in_order = all(slot.offset == begin for slot, begin in zip(self.slots, begins, strict=False))
+        return [slot.numel for slot in self.slots] if in_order else None
