@@ -44,8 +44,10 @@ class Delay:
 
     def keep(self, step: int, views: Sequence[View], committed: bool) -> None:
         """The exchange of a step has ended; its means are the outputs of these views."""
-        means = {slot.name: view.out[slot.offset : slot.end] for view in views for slot in view.layout.slots}
-        self.ready = Ready(step, committed, means if committed else {}, views)
+        means: dict[str, torch.Tensor] = {}
+        for view in views if committed else ():
+            means |= zip(view.layout.names, view.layout.parts(view.out), strict=True)
+        self.ready = Ready(step, committed, means, views)
 
     def hand_over(self, views: Sequence[View]) -> list[torch.Tensor]:
         """The means of the step before for each of these views, without a copy where that is possible.
