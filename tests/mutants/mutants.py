@@ -389,8 +389,8 @@ MUTANTS = (
     Mutant(
         "a delay hands out an aborted step",
         "core/delay.py",
-        "            elif not ready.committed:\n                view.out.fill_(torch.nan)\n",
-        "            elif not ready.committed:\n                view.out.zero_()\n",
+        "            for view in views:\n                view.out.fill_(torch.nan)\n",
+        "            for view in views:\n                view.out.zero_()\n",
         ("tests/methods/test_delayed.py", "-k", "aborted"),
     ),
     Mutant(

@@ -66,13 +66,18 @@ class _Commit:
     finite: bool | torch.Tensor
 
 
-_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Commit
+@dataclass(frozen=True)
+class _Output:
+    """For the views whose memory is free now."""
+
+
+_Request = _Mean | _Gather | _Broadcast | _Scatter | _Collect | _Commit | _Output
 
 
 class _Ask:
     """Passes a request to the driver of the coroutine and evaluates to the answer."""
 
-    def __init__(self, request: _Request | frames.Primitive) -> None:
+    def __init__(self, request: _Request | frames.Primitive | frames.Deliver) -> None:
         self._request = request
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -82,6 +87,11 @@ class _Ask:
 async def ask(op: frames.Primitive) -> Any:
     """Passes a primitive to the driver; part of a program, not of an exchange."""
     return await _Ask(op)
+
+
+async def free_views() -> Any:
+    """Part of an exchange: waits until there are views to write its result to."""
+    return await _Ask(_Output())
 
 
 async def committed_by(program: Coroutine[Any, Any, None]) -> bool:
@@ -131,6 +141,7 @@ class Channel:
         device: torch.device,
         context: StepContext | None = None,
         link: costs.Link | None = None,
+        late: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
         self.rank = rank_info.rank
         self.link = link or costs.Link()
@@ -142,6 +153,7 @@ class Channel:
         self.device = device
         self._seed = seed
         self._key = key
+        self._late = late
 
     async def mean(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The mean of `x` over all ranks, in its own dtype, with equal bits on every rank.
@@ -200,6 +212,13 @@ class Channel:
         """
         self.finite, self.committed = cast("tuple[bool, bool]", await _Ask(_Commit(finite)))
         return self.committed
+
+    async def output(self, out: torch.Tensor) -> torch.Tensor:
+        """The memory for the result: `out`, or after a wait another tensor, if the result is wanted later.
+
+        For methods with `reads_early`; call it once, after the commit.
+        """
+        return out if self._late is None else self._late(await free_views())
 
     def shared_seed(self) -> int:
         """A number that is equal on all ranks and new for every step and tensor."""
@@ -267,14 +286,17 @@ async def together(
             _advance(index, task, None, waiting)
         while waiting:
             asking: dict[int, _Request] = {
-                index: request for index, request in waiting.items() if not isinstance(request, _Commit)
+                i: request for i, request in waiting.items() if not isinstance(request, _Commit | _Output)
             }
+            commits = {i: request for i, request in waiting.items() if isinstance(request, _Commit)}
             if asking:
                 answers = await rounds.perform(asking)
-            else:
-                finite = _read([cast(_Commit, request).finite for request in waiting.values()])
+            elif commits:
+                finite = _read([request.finite for request in commits.values()])
                 committed = cast(bool, await _Ask(frames.Commit(all(finite))))
-                answers = {index: (each, committed) for index, each in zip(waiting, finite, strict=True)}
+                answers = {index: (each, committed) for index, each in zip(commits, finite, strict=True)}
+            else:
+                answers = dict.fromkeys(waiting, await _Ask(frames.Deliver()))
             for index, answer in answers.items():
                 _advance(index, tasks[index], answer, waiting)
     finally:

@@ -15,12 +15,14 @@ import torch.distributed as dist
 
 from thinwire import log
 from thinwire.core import agreement
+from thinwire.core.begun import Begun
 from thinwire.core.channel import (
     Channel,
     Program,
     StepContext,
     ask,
     committed_by,
+    free_views,
     mark_of,
     tell_all,
     together,
@@ -370,6 +372,20 @@ class Engine:
         """The coroutine of a delayed step: it keeps the means for the next one, which `delay` hands out."""
         return Timed(self._keep(views, self._is_first()), self.meter)
 
+    def reads_early(self, views: Sequence[View]) -> bool:
+        """Whether `begun` does for these views, in the step that has begun."""
+        in_time = self.hosts is None and not self._votes and not self._uncertain
+        if not in_time or views[0].x.device.type != "cpu":
+            return False
+        return any(group.exchange.reads_early for group in self._plan([view.layout for view in views])[0])
+
+    def begun(self, views: Sequence[View]) -> Begun:
+        """The program of a delayed step, which has read the gradients; their memory is free.
+
+        The outputs of the views are its own until the commit. Afterwards it waits for views to write to.
+        """
+        return Begun(Timed(self._exchange(views, late=True), self.meter))
+
     def _is_first(self) -> bool:
         """Whether this is the first program of a step with a vote: the same one on all ranks."""
         votes, self._votes = self._votes, False
@@ -450,7 +466,7 @@ class Engine:
             for state, copies in () if committed else kept:
                 state.restore(copies)
 
-    async def _exchange(self, views: Sequence[View]) -> None:
+    async def _exchange(self, views: Sequence[View], *, late: bool = False) -> None:
         layouts = [view.layout for view in views]
         groups, mark = self._plan(layouts)
         self._last_layouts = layouts
@@ -459,7 +475,7 @@ class Engine:
             # Ranks at different steps may take different operations: they find out before the first one.
             await tell_all(note, layouts[0].device)
             note = None
-        tasks = [self._serve(group, views) for group in groups]
+        tasks = [self._serve(group, views, late=late) for group in groups]
         await together(
             tasks,
             self.exchange_ranks,
@@ -488,9 +504,14 @@ class Engine:
     def _states_of(self, groups: Sequence[Group]) -> list[State]:
         return [self.state(group.exchange, group.layout) for group in groups if not group.traits.single_mean]
 
-    async def _serve(self, group: Group, views: Sequence[View]) -> None:
-        """Run one exchange on its stretch of memory."""
+    async def _serve(self, group: Group, views: Sequence[View], *, late: bool) -> None:
+        """Run one exchange on its stretch of memory. If `late`, it reads at once and then waits for views."""
         exchange, traits, layout = group.exchange, group.traits, group.layout
+        memory = group.memory(views)
+        # Methods that code or select work in single precision, as their residuals do.
+        narrowed = layout.dtype == torch.float64 and not traits.elementwise
+        direct = len(memory) == 1 and not narrowed
+        early = late and direct and exchange.reads_early and layout.dtype == torch.float32
         ch = Channel(
             self.exchange_ranks,
             step=self.step,
@@ -499,14 +520,13 @@ class Engine:
             device=layout.device,
             context=self._context(exchange, layout),
             link=self.link,
+            late=(lambda given: group.memory(given)[0][1]) if early else None,
         )
         state = State() if traits.single_mean else self.state(exchange, layout)
-        memory = group.memory(views)
-        # Methods that code or select work in single precision, as their residuals do.
-        narrowed = layout.dtype == torch.float64 and not traits.elementwise
-        direct = len(memory) == 1 and not narrowed
         if direct:
             x, out = memory[0]
+            if late and not early:
+                x = out.copy_(x)
         else:
             x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
@@ -514,7 +534,9 @@ class Engine:
             await ch.commit(is_finite(out) if out.device.type == "cpu" else out.isfinite().all())
         if ch.finite is False and not traits.elementwise:
             out.fill_(torch.nan)
-        if not direct:
+        if late and not early:
+            memory = group.memory(await free_views())
+        if not direct or (late and not early):
             position = 0
             for _, target in memory:
                 target.copy_(out[position : position + target.numel()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -119,6 +119,10 @@ class Exchange(Configured, ABC):
         """
 
     # -- what a method may override ----------------------------------------------------------------------
+
+    reads_early: ClassVar[bool] = False
+    """Whether `run` has read all of a float32 `x` when it awaits the channel for the first time, and gets the
+    memory for its result from `ch.output(out)` after the commit. With a delay it then needs no copies."""
 
     def init(self, layout: Layout) -> State:
         """The state that is kept between steps for the tensors of `layout`."""

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from thinwire.core.begun import Begun
+from thinwire.core.channel import Program
 from thinwire.core.delay import Delay, Ready
 from thinwire.core.engine import Engine
 from thinwire.core.routing import View
@@ -35,6 +37,7 @@ class _Turn:
 
     views: Sequence[View]
     copies: list[View]
+    """On CUDA; a CPU's are made when the exchange begins, if it needs any."""
     delivered: Delivered
     late: bool
     """Whether it gets the means of the step before; otherwise it waits for its own, and gets the sum."""
@@ -69,6 +72,7 @@ class Behind:
         self._next: _Turn | None = None
         self._error: BaseException | None = None
         self._buffers: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
+        self._in_use = False  # whether the first buffers hold the means of the last exchange
         self.waiting = Waiting(engine) if adaptive else None
         """What decides about the delay, if it is adaptive."""
 
@@ -78,7 +82,8 @@ class Behind:
         In the first step without delay the sum of both is delivered.
         """
         device = views[0].x.device
-        copies, vote = self._copies(views), None if self.waiting is None else self.waiting.vote()
+        copies = [] if device.type == "cpu" else self._copies(views)
+        vote = None if self.waiting is None else self.waiting.vote()
         turn = _Turn(views, copies, delivered, self._delay.on, _event(device), vote)
         with self._changed:
             if self._busy:
@@ -153,15 +158,33 @@ class Behind:
         self.lanes.close()
 
     def _copies(self, views: Sequence[View]) -> list[View]:
-        """The gradients, out of the way of the means. Two sets of memory: the other may be under way."""
-        self._buffers = (self._buffers[1], self._buffers[0])
-        memory, copies = self._buffers[0], list[View]()
+        """The gradients, out of the way of the means."""
+        rooms = self._rooms(views)
+        self._in_use = True
+        return [View(v.layout, room.copy_(v.x), room) for v, room in zip(views, rooms, strict=True)]
+
+    def _rooms(self, views: Sequence[View]) -> list[torch.Tensor]:
+        """Memory as large as these views, and free. There are two sets: one may hold means for this step."""
+        if self._in_use:
+            self._buffers = (self._buffers[1], self._buffers[0])
+            self._in_use = False
+        memory, rooms = self._buffers[0], list[torch.Tensor]()
         for number, view in enumerate(views):
             known = memory.get(number)
             if known is None or known.shape != view.x.shape or known.dtype != view.x.dtype:
                 known = memory[number] = torch.empty_like(view.x)
-            copies.append(View(view.layout, known.copy_(view.x), known))
-        return copies
+            rooms.append(known)
+        return rooms
+
+    def _program(self, turn: _Turn) -> tuple[Program, Begun | None]:
+        """The exchange of a step; the second one if it has read the gradients, so that no copy is needed."""
+        engine = self._engine
+        if not turn.late or not engine.reads_early(turn.views):
+            return engine.behind(turn.copies or self._copies(turn.views)), None
+        rooms = self._rooms(turn.views)
+        turn.copies = [View(v.layout, v.x, room) for v, room in zip(turn.views, rooms, strict=True)]
+        begun = engine.begun(turn.copies)
+        return begun, begun
 
     def _begin(self, turn: _Turn) -> None:
         """Runs in the training loop's thread, or in the lane's if the exchange before took too long."""
@@ -172,6 +195,7 @@ class Behind:
         if error is None:
             try:
                 self._engine.begin_step()
+                number, (program, begun) = self._engine.step, self._program(turn)
                 if turn.late:
                     means = self._delay.hand_over(turn.views)
                 else:
@@ -179,8 +203,13 @@ class Behind:
                 if turn.vote is not None:
                     self._submit(turn.vote)
                 begin, step = time.perf_counter(), Step(self._engine.end_step)
-                program = self._engine.behind(turn.copies)
-                self._submit(Job(program, step, lambda failed: self._ended(turn, failed, begin), device))
+
+                def ended(failed: BaseException | None) -> None:
+                    if begun is not None and failed is None:
+                        self._delay.keep(number, turn.copies, step.committed, begun)
+                    self._ended(turn, failed, begin)
+
+                self._submit(Job(program, step, ended, device))
             except BaseException as raised:  # the training loop hears of it, whatever it is
                 error = raised
         if turn.late:

@@ -45,6 +45,7 @@ class GaussianK(SparseByRatio):
     learning", 2019"""
     ragged = True
     proven_codes = ("qsgd", "onebit")
+    reads_early = True
 
     @property
     def kernel_families(self) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ class GaussianK(SparseByRatio):
             mean = await self.average(c, n, k, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost)  # e = u - c
-        mean.write(out, ch)  # out = (1/W) sum c
+        mean.write(await ch.output(out), ch)  # out = (1/W) sum c
 
     def most(self, n: int, k: int) -> int:
         return min(n, max(k, 4 * k // 3))

@@ -49,6 +49,7 @@ class Threshold(Sparse, _ValueOption):
     reference = 'Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015'
     ragged = True
     proven_codes = ("qsgd",)
+    reads_early = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +64,7 @@ class Threshold(Sparse, _ValueOption):
             mean = await self.average(c, n, n, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost)  # e = u - c
-        mean.write(out, ch)  # out = (1/W) sum c
+        mean.write(await ch.output(out), ch)  # out = (1/W) sum c
 
     def splits(self, n: int, k: int, size: int, link: Link = ASSUMED_LINK) -> bool:
         return self.reduce == "split" and size > 1

@@ -49,6 +49,7 @@ class TopK(SparseByRatio):
     Hoefler, "Near-optimal sparse allreduce", 2022"""
     proven_codes = ("qsgd", "natural", "efsign", "onebit")
     proven_codes_in_a_gather = ("terngrad",)
+    reads_early = True
     chunk: int | None = None
     decay: float = 1.0
 
@@ -78,7 +79,7 @@ class TopK(SparseByRatio):
             mean = await self.average(c, n, k, ch)
             if await ch.commit(mean.finite):
                 u.commit(mean.lost, self.decay)  # e = beta (u - c)
-        mean.write(out, ch)  # out = (1/W) sum c
+        mean.write(await ch.output(out), ch)  # out = (1/W) sum c
 
     def count(self, n: int, step: int) -> int:
         return super().count(n, step) if self.chunk is None else self.per_chunk(self.chunk, step).total(n)

@@ -78,6 +78,11 @@ class Commit:
     finite: bool
 
 
+@dataclass(frozen=True)
+class Deliver:
+    """Not for a driver: the program waits for memory to write its results to (`core/begun.py`)."""
+
+
 Operation = AllReduce | AllGather | Broadcast | AllToAll
 
 
