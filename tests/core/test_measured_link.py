@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from thinwire.core import measured_link
-from thinwire.core.measured_link import EVERY, FIRST, TRIAL, MeasuredLink, Spans, given_link
+from thinwire.core.measured_link import EVERY, FIRST, TRIAL, Buckets, MeasuredLink, given_link
 from thinwire.drivers import Lockstep
 from thinwire.errors import ConfigError, PayloadError
-from thinwire.net import costs, frames
+from thinwire.net import costs, estimate, frames
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
@@ -25,19 +25,24 @@ class Group:
 
     def __init__(self, size: int = SIZE, *, buckets: int = 4) -> None:
         self.driver = Lockstep(size)
-        self.ranks = [MeasuredLink(RankInfo(rank, size), speaks=False) for rank in range(size)]
+        self.now = [0.0] * size
+        self.ranks = [
+            MeasuredLink(RankInfo(rank, size), speaks=False, clock=lambda rank=rank: self.now[rank])
+            for rank in range(size)
+        ]
         self.steps, self.buckets, self.votes = 0, buckets, list[int]()
         for rank in self.ranks:
-            rank.spans = Spans()
+            rank.buckets = Buckets()
 
     def step(self, seconds: Sequence[float], link: Link | None = None) -> Link:
         """A step that took each rank so long, on this link."""
+        self.now = [now + mine for now, mine in zip(self.now, seconds, strict=True)]
         found = [rank.conclude(self.steps) for rank in self.ranks]
         assert found == found[:1] * len(found)
-        assert len({rank.spans.merged for rank in self.ranks if rank.spans}) == 1
-        for rank, mine in zip(self.ranks, seconds, strict=True):
-            assert rank.spans is not None
-            rank.spans.add(mine, self.buckets)
+        assert len({rank.buckets.merged for rank in self.ranks if rank.buckets}) == 1
+        for rank in self.ranks:
+            assert rank.buckets is not None
+            rank.buckets.count = self.buckets
             for length in (100, 1_000_000) if link is not None else ():
                 cost = costs.all_gather(len(self.ranks), length)
                 rank.samples.add(cost, (link or Link()).seconds_for(cost))
@@ -51,8 +56,8 @@ class Group:
 
     @property
     def merged(self) -> bool:
-        assert self.ranks[0].spans is not None
-        return self.ranks[0].spans.merged
+        assert self.ranks[0].buckets is not None
+        return self.ranks[0].buckets.merged
 
 
 def run(group: Group, steps: int, apart: float, together: float, link: Link | None = None) -> Link:
@@ -81,7 +86,8 @@ def test_buckets_are_exchanged_together_if_a_trial_says_so() -> None:
     assert group.merged
     run(group, 3 * EVERY, apart=0.1, together=0.08, link=link)
     assert group.merged
-    assert group.votes[:3] == [FIRST, FIRST + 1 + TRIAL, FIRST + 2 + TRIAL + EVERY]
+    saving = [FIRST + 1 + TRIAL, FIRST + 2 + 2 * TRIAL]  # the trial of the fewest operations
+    assert group.votes[:4] == [FIRST, *saving, saving[-1] + 1 + EVERY]
 
 
 def test_a_trial_that_is_not_faster_ends() -> None:
@@ -109,6 +115,47 @@ def test_there_is_no_trial_where_nothing_is_to_be_gained(buckets: int, seconds: 
     group = Group(buckets=buckets)
     run(group, FIRST + 2, seconds, seconds, Link(1e-3, 125e6))
     assert not group.merged
+
+
+def run_saving(group: Group, steps: int, bytes_first: float, operations_first: float, link: Link) -> Link:
+    found = Link()
+    for _ in range(steps):
+        found = group.step([operations_first if group.ranks[0].link.operation else bytes_first] * SIZE, link)
+    return found
+
+
+def test_the_fewest_operations_are_taken_if_steps_are_shorter_with_them() -> None:
+    group, link = Group(buckets=1), Link(1e-3, 1e6)
+    assert run_saving(group, FIRST + 1, 0.1, 0.08, link).operation == 0
+    assert run_saving(group, 1, 0.1, 0.08, link).operation == math.inf, "a trial"
+    found = run_saving(group, TRIAL + 3 * EVERY, 0.1, 0.08, link)
+    assert (found.operation, group.votes[1]) == (math.inf, FIRST + 1 + TRIAL)
+    assert group.ranks[0].metrics()["fewest_operations"] == 1.0
+
+
+def test_the_fewest_operations_are_left_again_if_steps_are_not_shorter() -> None:
+    group, link = Group(buckets=1), Link(1e-3, 1e6)
+    run_saving(group, FIRST + 2, 0.1, 0.099, link)
+    assert group.ranks[0].link.operation == math.inf, "a trial"
+    found = run_saving(group, TRIAL + 1, 0.1, 0.099, link)
+    assert found.operation == 0
+    assert run_saving(group, 3 * EVERY, 0.1, 0.01, Link(3e-3, 1e6)).operation == 0, "about the same link"
+    assert run_saving(group, 3 * EVERY, 0.1, 0.01, Link(30e-3, 1e6)).operation == math.inf
+
+
+def test_short_operations_do_not_make_a_link_faster_than_it_was_measured() -> None:
+    """A link that was idle lets some bytes pass at another rate."""
+    shaped, seen, long = Link(1e-4, 1e6), Link(1e-4, 1e8), estimate.BURST
+    for length, expected in ((10_000, shaped.bandwidth), (long, seen.bandwidth)):
+        samples = estimate.Samples()
+        for size in (100, length):
+            cost = costs.all_gather(SIZE, size)
+            for _ in range(estimate.TIMES):
+                samples.add(cost, seen.seconds_for(cost))
+        found = samples.estimate(shaped, at_most=shaped.bandwidth)
+        assert found is not None
+        assert found.bandwidth == pytest.approx(expected, rel=0.1)
+        assert found.latency > 0
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -148,12 +195,3 @@ def test_the_link_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         given_link(None)
     monkeypatch.delenv(measured_link.VARIABLE)
     assert given_link(None) is None
-
-
-def test_spans_have_a_median_of_their_own_window() -> None:
-    spans = Spans()
-    assert math.isnan(spans.take())
-    for seconds in (0.1, 5.0, 0.2):
-        spans.add(seconds, 2)
-    assert spans.take() == 0.2
-    assert math.isnan(spans.take())

@@ -381,7 +381,7 @@ class _Rounds:
             return False
         size = self.rank_info.size
         alone, inside = costs.all_reduce(size, mean_bytes), costs.all_gather(size, mean_bytes)
-        return self.link.transfer_seconds(inside) <= self.link.seconds_for(alone)
+        return self.link.transfer_seconds(inside) <= self.link.seconds_for(alone) + self.link.operation
 
     async def _means_with(self, note: agreement.Note, means: dict[int, _Mean]) -> dict[int, object]:
         """The means, and in the same operation the confirmation that all ranks are at the same point."""

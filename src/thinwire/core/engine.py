@@ -175,7 +175,7 @@ class Engine:
     def probe(self) -> None:
         """Measure the link, if it is not given; call it on every rank, between two steps."""
         if self.measured is not None:
-            self.measured.set(estimate.measure(self.executor.execute, self.rank_info), "as measured")
+            self.measured.begin(estimate.measure(self.executor.execute, self.rank_info))
             self.link = self.measured.link
 
     def _resolve(self) -> ConfigError | None:

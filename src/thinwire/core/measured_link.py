@@ -10,8 +10,9 @@ import math
 import os
 import statistics
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -30,9 +31,12 @@ FIRST, TRIAL, EVERY = 16, 16, 64
 CHANGED = 1.5
 """A link is another one only if latency or bandwidth differ by this factor."""
 BETTER = 0.97
-"""A trial is kept if the exchange of a step takes at most this part of the time before."""
-WORTH = 0.02
-"""Buckets are exchanged together, for a trial, if that saves at least this part by the link's latency."""
+"""A trial is kept if a step takes at most this part of the time before."""
+WORTH = 0.004
+"""Buckets are exchanged together, for a trial, if the latency that it saves is at least this part of a step:
+under load a message costs several times as much."""
+AFRESH = 8.0
+"""The fewest operations are tried again if latency or bandwidth differ by this factor from the last trial."""
 _RECORD = struct.Struct("<4d")
 
 
@@ -42,23 +46,35 @@ def given_link(link: Link | None) -> Link | None:
     return link if link is not None or not text else slowest_link(text)
 
 
-class Spans:
-    """What a host with several buckets measures, and whether it is to exchange them together."""
+@dataclass
+class Buckets:
+    """Of a host with several buckets: how many there are, and whether it is to exchange them together."""
+
+    merged: bool = False
+    count: int = 1
+
+
+class _Trial:
+    """One of two ways to exchange is tried against the other, by the seconds that the ranks tell."""
 
     def __init__(self) -> None:
-        self.merged = False
-        self.buckets = 1
-        self._seconds: list[float] = []
+        self._before: float | None = None
 
-    def add(self, seconds: float, buckets: int) -> None:
-        """The exchange of a step took so long, from its first bucket to its last result."""
-        self.buckets = buckets
-        self._seconds.append(seconds)
+    @property
+    def under_way(self) -> bool:
+        return self._before is not None
 
-    def take(self) -> float:
-        """The median since the last call; NaN without any."""
-        seconds, self._seconds = self._seconds, []
-        return statistics.median(seconds) if seconds else math.nan
+    def begin(self, seconds: float) -> None:
+        """The other way begins; the present one took so long."""
+        self._before = seconds
+
+    def end(self, seconds: float) -> tuple[bool, float]:
+        """Whether the other way, which took so long, is kept; and how long the one before took."""
+        before, self._before = self._before or 0.0, None
+        return seconds <= BETTER * before, before
+
+    def drop(self) -> None:
+        self._before = None
 
 
 @dataclass(frozen=True)
@@ -68,24 +84,37 @@ class _Vote:
     latency: float
     slowness: float
     """Seconds per byte."""
-    span: float
+    step: float
+    """Seconds from step to step, the median."""
     buckets: float
 
 
 class MeasuredLink:
     """The link, the same on all ranks, and whether buckets are exchanged together."""
 
-    def __init__(self, rank_info: RankInfo, *, speaks: bool) -> None:
+    def __init__(
+        self, rank_info: RankInfo, *, speaks: bool, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.link = Link()
         self.samples = estimate.Samples()
-        self.spans: Spans | None = None
+        self.buckets: Buckets | None = None
         """Of a host that can exchange several buckets together."""
         self._rank_info = rank_info
         self._speaks = speaks
+        self._clock = clock
+        self._bandwidth = math.inf  # as measured on purpose
         self._next = FIRST
         self._votes: list[_Vote] | None = None
-        self._before: float | None = None  # the span before the trial that is under way
+        self._merging, self._saving = _Trial(), _Trial()
         self._tried = False
+        self._saved_on: Link | None = None  # the link of the last trial of the fewest operations
+        self._begun_at: float | None = None
+        self._steps: list[float] = []
+
+    def begin(self, link: Link) -> None:
+        """Decide by this link, which was measured on purpose: short operations that are faster say little."""
+        self._bandwidth = link.bandwidth
+        self.set(link, "as measured")
 
     def set(self, link: Link, how: str) -> None:
         """Decide by this link from now on."""
@@ -96,8 +125,9 @@ class MeasuredLink:
 
     def metrics(self) -> dict[str, float]:
         """For `Session.metrics`."""
-        merged = {} if self.spans is None else {"merged_buckets": float(self.spans.merged)}
-        return {"link_latency": self.link.latency, "link_bandwidth": self.link.bandwidth, **merged}
+        merged = {} if self.buckets is None else {"merged_buckets": float(self.buckets.merged)}
+        link, fewest = self.link, {"fewest_operations": float(self.link.operation > 0)}
+        return {"link_latency": link.latency, "link_bandwidth": link.bandwidth, **merged, **fewest}
 
     def is_due(self, steps: int) -> bool:
         """Whether this step brings a vote: after so many steps."""
@@ -105,24 +135,30 @@ class MeasuredLink:
 
     async def vote(self, device: torch.device) -> None:
         """A round of its own: 32 bytes of every rank."""
-        found = self.samples.estimate(self.link)
+        found = self.samples.estimate(self.link, self._bandwidth)
         record = _RECORD.pack(
             math.nan if found is None else found.latency,
             math.nan if found is None else 1 / found.bandwidth,
-            math.nan if self.spans is None else self.spans.take(),
-            1 if self.spans is None else self.spans.buckets,
+            statistics.median(self._steps) if self._steps else math.nan,
+            1 if self.buckets is None else self.buckets.count,
         )
+        self._steps.clear()
         block = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(device)
         rows = cast(torch.Tensor, await ask(frames.AllGather(block, 0)))
         self._votes = [_Vote(*estimate.numbers(row, 4)) for row in rows]
 
     def conclude(self, steps: int) -> Link:
         """At the begin of a step: the link by which it decides."""
+        now, before = self._clock(), self._begun_at
+        self._begun_at = now
         votes, self._votes = self._votes, None
         if votes is None:
+            if before is not None:
+                self._steps.append(now - before)
             return self.link
         changed = self._weigh(votes)
-        self._next = steps + (TRIAL if self._merge_or_not(votes, changed) else EVERY)
+        trial = self._merge_or_not(votes, changed) or self._save_or_not(votes)
+        self._next = steps + (TRIAL if trial else EVERY)
         return self.link
 
     def _weigh(self, votes: Sequence[_Vote]) -> bool:
@@ -132,32 +168,70 @@ class MeasuredLink:
         factors = (latency / self.link.latency, slowness * self.link.bandwidth)
         if all(1 / CHANGED <= factor <= CHANGED for factor in factors):
             return False
-        self.set(Link(latency, 1 / slowness), "by the operations of the training")
+        link = replace(self.link, latency=latency, bandwidth=1 / slowness)
+        self.set(link, "by the operations of the training")
         return True
 
     def _merge_or_not(self, votes: Sequence[_Vote], changed: bool) -> bool:
         """Begins or ends a trial; whether one is under way."""
-        spans, span = self.spans, statistics.fmean(vote.span for vote in votes)
-        buckets = max(vote.buckets for vote in votes)
-        if spans is None or math.isnan(span) or buckets < 2:
-            self._before = None
+        mine, step = self.buckets, statistics.fmean(vote.step for vote in votes)
+        count = max(vote.buckets for vote in votes)
+        if mine is None or math.isnan(step) or count < 2:
+            self._merging.drop()
             return False
-        if self._before is not None:
-            before, self._before = self._before, None
-            if span > BETTER * before:
-                spans.merged = not spans.merged
+        if self._merging.under_way:
+            kept, before = self._merging.end(step)
+            if not kept:
+                mine.merged = not mine.merged
             elif self._speaks:
-                what = "together" if spans.merged else "one by one"
-                told = (buckets, what, 1e3 * span, 1e3 * before)
+                what = "together" if mine.merged else "one by one"
+                told = (count, what, 1e3 * step, 1e3 * before)
                 log.info("%.0f buckets are exchanged %s: %.1f ms per step instead of %.1f", *told)
             return False
-        saved = (buckets - 1) * (self._rank_info.size - 1) * self.link.latency
+        saved = (count - 1) * (self._rank_info.size - 1) * self.link.latency
         if changed or not self._tried:
             self._tried = True
-            if spans.merged or saved > WORTH * span:
-                self._before, spans.merged = span, not spans.merged
+            if mine.merged or saved > WORTH * step:
+                self._merging.begin(step)
+                mine.merged = not mine.merged
                 return True
         return False
+
+    def _save_or_not(self, votes: Sequence[_Vote]) -> bool:
+        """Begins or ends a trial of the fewest operations, whatever their bytes; whether one is under way.
+
+        What an operation costs besides its messages, threads and waiting for a core, depends on all that the
+        machines do. So the steps of both ways are timed.
+        """
+        step = statistics.fmean(vote.step for vote in votes)
+        if math.isnan(step):
+            self._saving.drop()
+            return False
+        if self._saving.under_way:
+            kept, before = self._saving.end(step)
+            if not kept:
+                self._toggle()
+            elif self._speaks:
+                what = "the fewest operations" if self.link.operation else "the fewest bytes"
+                log.info("%s: %.1f ms per step instead of %.1f", what, 1e3 * step, 1e3 * before)
+            return False
+        last, now = self._saved_on, self.link
+        if (
+            last is not None
+            and max(_factor(last.latency, now.latency), _factor(last.bandwidth, now.bandwidth)) < AFRESH
+        ):
+            return False
+        self._saved_on = now
+        self._saving.begin(step)
+        self._toggle()
+        return True
+
+    def _toggle(self) -> None:
+        self.link = replace(self.link, operation=0.0 if self.link.operation else math.inf)
+
+
+def _factor(a: float, b: float) -> float:
+    return max(a, b) / min(a, b)
 
 
 def _least(numbers: Sequence[float], otherwise: float) -> float:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from thinwire.core.engine import Engine, LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
-from thinwire.core.measured_link import Spans
+from thinwire.core.measured_link import Buckets
 from thinwire.core.routing import View
 from thinwire.drivers.behind import Behind, Delivered
 from thinwire.drivers.direct import Direct
@@ -215,8 +215,8 @@ class _DdpHost:
         self._whole_model = any(exchange.traits.scope == "model" for exchange in engine.exchanges)
         self._next_lane = 0
         self._last_done = 0.0
-        self._begun_at, self._taken = 0.0, 0
-        self._spans = None if self._plain else _spans_of(engine)
+        self._taken = 0
+        self._buckets = None if self._plain else _buckets_of(engine)
         self._merges = False
 
     def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
@@ -224,12 +224,13 @@ class _DdpHost:
             self._step = Step(self.engine.end_step)
             self._next_lane = 0
             self._errors = []
-            if self._spans is not None:
-                self._measure(self._spans)
+            if self._buckets is not None and self._taken:
+                self._buckets.count = self._taken
+            self._taken = 0
             # Under `join()` a rank that has finished early calls the hook outside any backward pass.
             self._in_backward = cast(Any, torch)._C._current_graph_task_id() >= 0
             self.engine.begin_step()
-            self._merges = self._whole_model or (self._spans is not None and self._spans.merged)
+            self._merges = self._whole_model or (self._buckets is not None and self._buckets.merged)
         step = self._step
         try:
             return self._take(step, bucket)
@@ -237,12 +238,6 @@ class _DdpHost:
             self._step, self._held = None, []
             step.fail(error)
             raise
-
-    def _measure(self, spans: Spans) -> None:
-        """A step begins: how long the exchange of the last one took."""
-        if self._taken:
-            spans.add(self._last_done - self._begun_at, self._taken)
-        self._begun_at, self._taken = time.perf_counter(), 0
 
     def _take(self, step: Step, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
         last, lanes = bucket.is_last(), self.lanes
@@ -333,7 +328,7 @@ class _DdpHost:
         return layout
 
 
-def _spans_of(engine: Engine) -> Spans | None:
+def _buckets_of(engine: Engine) -> Buckets | None:
     """If the link is measured: decides whether buckets are exchanged together.
 
     Only where that changes no state: an exchange sees one tensor at a time, or is a mean without state.
@@ -341,8 +336,8 @@ def _spans_of(engine: Engine) -> Spans | None:
     apart = all(e.traits.single_mean or not e.traits.elementwise for e in engine.exchanges)
     if engine.measured is None or not apart or any(e.traits.scope != "tensor" for e in engine.exchanges):
         return None
-    engine.measured.spans = Spans()
-    return engine.measured.spans
+    engine.measured.buckets = Buckets()
+    return engine.measured.buckets
 
 
 class _DelayedHost(_DdpHost):

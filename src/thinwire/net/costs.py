@@ -21,12 +21,15 @@ class Link:
         bandwidth: the rate in each direction, in bytes per second; with `down`, the sending rate only.
         down: the receiving rate, in bytes per second.
         jitter: the largest deviation of a message's latency, earlier or later, in seconds.
+        operation: seconds of an operation besides its messages: calls, threads, waiting for a core. Only the
+            choice between fewer operations and fewer bytes depends on it.
     """
 
     latency: float = 50e-6
     bandwidth: float = 125e6
     down: float | None = None
     jitter: float = 0.0
+    operation: float = 0.0
 
     @property
     def up_bandwidth(self) -> float:

@@ -34,6 +34,8 @@ MINOR = 0.2
 """A part of the time below which nothing can be said about its cause."""
 SPREAD = 4.0
 """By so much the bytes per hop of two operations differ, if they tell latency from bandwidth."""
+BURST = 2**20
+"""Fewer bytes may pass faster than the link: where traffic is shaped, one that was idle has saved up."""
 TIMES = 4
 """Operations that came less often have perhaps waited for another rank each time."""
 _SECONDS = struct.Struct("<d")
@@ -124,14 +126,20 @@ class Samples:
             else:
                 self._fastest[key] = replace(known, times=times)
 
-    def estimate(self, present: Link) -> Link | None:
+    def estimate(self, present: Link, at_most: float = math.inf) -> Link | None:
         """The link by these operations, which are forgotten; None without any that came often enough.
 
-        Where they say nothing about latency or bandwidth, that of `present` stays.
+        Where they say nothing about latency or bandwidth, that of `present` stays. The bandwidth is `at_most`
+        that, unless a long operation says otherwise.
         """
         with self._lock:
             samples, self._fastest = [s for s in self._fastest.values() if s.times >= TIMES], {}
-        return _fit(samples, present) if samples else None
+        if not samples:
+            return None
+        found = _fit(samples, present)
+        if found.bandwidth > at_most and max(sample.moved for sample in samples) < BURST:
+            return _fit_latency(samples, at_most)
+        return found
 
 
 def _fit(samples: Sequence[_Sample], present: Link) -> Link:
@@ -143,6 +151,13 @@ def _fit(samples: Sequence[_Sample], present: Link) -> Link:
     else:
         latency, slowness = _of_many_sizes(samples, present.latency, slowness)
     return Link(latency, 1 / slowness)
+
+
+def _fit_latency(samples: Sequence[_Sample], bandwidth: float) -> Link:
+    """The latency by the shortest operations, on a link of this bandwidth."""
+    shortest = min(samples, key=lambda sample: sample.moved / sample.hops)
+    seconds = max(MINOR * shortest.seconds, shortest.seconds - shortest.moved / bandwidth)
+    return Link(seconds / shortest.hops, bandwidth)
 
 
 def _of_one_size(samples: Sequence[_Sample], latency: float, slowness: float) -> tuple[float, float]:

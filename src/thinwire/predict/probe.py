@@ -129,7 +129,8 @@ def calibrate_with(
         work=gathering,
         sum_work=watch.work,
     )
-    return Calibration(Link(idle.hop, link.bandwidth), overheads)
+    operation = overheads.operation + overheads.busy_operation
+    return Calibration(Link(idle.hop, link.bandwidth, operation=operation), overheads)
 
 
 class _Small(NamedTuple):

@@ -186,7 +186,7 @@ class Quantised(Exchange):
             return self.reduce == "twoshot" and size > 1
         code = self.code_bytes(n)
         pieces = 2 * code * (size - 1) / size + (size - 1) * HEADER_BYTES
-        faster = link.seconds(size - 1, pieces) < link.seconds(0, (size - 1) * code)
+        faster = link.seconds(size - 1, pieces) + link.operation < link.seconds(0, (size - 1) * code)
         return size >= self.two_shots_from and faster
 
     def stretches(self, n: int, size: int) -> list[slice]:

@@ -45,7 +45,8 @@ def check_scale(method: str, scale: object, feedback: bool) -> None:
 def split_pays(payload: float, size: int, link: Link) -> bool:
     """Whether a split reduction of payloads of so many bytes takes less time on this link than a gather."""
     split = 2 * payload * (size - 1) / size + (size - 1) * SPLIT_OVERHEAD_BYTES
-    return link.seconds(SPLIT_ROUNDS * (size - 1), split) < link.seconds(0, (size - 1) * payload)
+    more = link.seconds(SPLIT_ROUNDS * (size - 1), split) + SPLIT_ROUNDS * link.operation
+    return more < link.seconds(0, (size - 1) * payload)
 
 
 @dataclass
