@@ -50,7 +50,7 @@ class Delayed(Exchange):
     formula = ""
     formula_note = "the bytes of its method"
     rounds_per_step = "those of its method, once for the whole model"
-    compute = "that of its method, and two copies of the gradients"
+    compute = "that of its method, and two copies of the gradients (none for `topk` and the like on a CPU)"
     reference = """Langford, Smola and Zinkevich, "Slow learners are fast", 2009"""
     method: Exchange = TopK()
     delay: int | Literal["auto"] = 1
