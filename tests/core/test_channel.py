@@ -1,6 +1,6 @@
 """Rounds: what several exchanges ask for together travels together, over the cheapest transport."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -120,6 +120,7 @@ def test_pieces_are_as_many_as_pay() -> None:
     assert costs.slices(60_000, SLOW) == 1
     assert costs.slices(10**6, Link(latency=5e-3, bandwidth=1.25e6)) == 1, "each would wait for a latency"
     assert costs.slices(10**6, Link()) == 1
+    assert costs.slices(10**6, replace(SLOW, operation=1.0)) == 1, "each is an operation more"
 
 
 def test_one_payload_a_round_for_many_tensors() -> None:

@@ -132,7 +132,7 @@ def slices(data_bytes: int, link: Link) -> int:
 
     A pure function of the bytes and the link, so all ranks agree.
     """
-    takes_longer = link.seconds(0, SLICE_BYTES) >= SLICE_LATENCIES * link.latency
+    takes_longer = link.seconds(0, SLICE_BYTES) >= SLICE_LATENCIES * link.latency + link.operation
     return max(1, data_bytes // SLICE_BYTES) if takes_longer else 1
 
 
