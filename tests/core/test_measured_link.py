@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from thinwire.core import measured_link
-from thinwire.core.measured_link import EVERY, FIRST, TRIAL, Buckets, MeasuredLink, given_link
+from thinwire.core.measured_link import EVERY, FIRST, SHARE, TRIAL, Buckets, MeasuredLink, given_link
 from thinwire.drivers import Lockstep
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.net import costs, estimate, frames
@@ -86,7 +85,7 @@ def test_buckets_are_exchanged_together_if_a_trial_says_so() -> None:
     assert group.merged
     run(group, 3 * EVERY, apart=0.1, together=0.08, link=link)
     assert group.merged
-    saving = [FIRST + 1 + TRIAL, FIRST + 2 + 2 * TRIAL]  # the trial of the fewest operations
+    saving = [FIRST + 1 + TRIAL, FIRST + 2 + 2 * TRIAL]  # the trial of fewer operations
     assert group.votes[:4] == [FIRST, *saving, saving[-1] + 1 + EVERY]
 
 
@@ -124,23 +123,24 @@ def run_saving(group: Group, steps: int, bytes_first: float, operations_first: f
     return found
 
 
-def test_the_fewest_operations_are_taken_if_steps_are_shorter_with_them() -> None:
+def test_fewer_operations_are_taken_if_steps_are_shorter_with_them() -> None:
     group, link = Group(buckets=1), Link(1e-3, 1e6)
     assert run_saving(group, FIRST + 1, 0.1, 0.08, link).operation == 0
-    assert run_saving(group, 1, 0.1, 0.08, link).operation == math.inf, "a trial"
+    assert run_saving(group, 1, 0.1, 0.08, link).operation == pytest.approx(SHARE * 0.1), "a trial"
     found = run_saving(group, TRIAL + 3 * EVERY, 0.1, 0.08, link)
-    assert (found.operation, group.votes[1]) == (math.inf, FIRST + 1 + TRIAL)
-    assert group.ranks[0].metrics()["fewest_operations"] == 1.0
+    assert found.operation == pytest.approx(SHARE * 0.1)
+    assert group.votes[1] == FIRST + 1 + TRIAL
+    assert group.ranks[0].metrics()["fewer_operations"] == 1.0
 
 
-def test_the_fewest_operations_are_left_again_if_steps_are_not_shorter() -> None:
+def test_fewer_operations_are_left_again_if_steps_are_not_shorter() -> None:
     group, link = Group(buckets=1), Link(1e-3, 1e6)
     run_saving(group, FIRST + 2, 0.1, 0.099, link)
-    assert group.ranks[0].link.operation == math.inf, "a trial"
+    assert group.ranks[0].link.operation, "a trial"
     found = run_saving(group, TRIAL + 1, 0.1, 0.099, link)
     assert found.operation == 0
     assert run_saving(group, 3 * EVERY, 0.1, 0.01, Link(3e-3, 1e6)).operation == 0, "about the same link"
-    assert run_saving(group, 3 * EVERY, 0.1, 0.01, Link(30e-3, 1e6)).operation == math.inf
+    assert run_saving(group, 3 * EVERY, 0.1, 0.01, Link(30e-3, 1e6)).operation > 0
 
 
 def test_short_operations_do_not_make_a_link_faster_than_it_was_measured() -> None:
@@ -195,3 +195,15 @@ def test_the_link_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         given_link(None)
     monkeypatch.delenv(measured_link.VARIABLE)
     assert given_link(None) is None
+
+
+def test_one_trial_at_a_time() -> None:
+    """A link that changes while fewer operations are tried brings a trial of buckets only afterwards."""
+    group, link, other = Group(), Link(5e-3, 125e6), Link(0.5, 125e6)
+    run(group, FIRST + TRIAL + 3, apart=0.1, together=0.08, link=link)
+    assert group.merged
+    assert group.ranks[0].link.operation, "a trial"
+    run(group, TRIAL + EVERY, apart=0.1, together=0.08, link=other)
+    assert group.merged
+    run(group, 2, apart=0.1, together=0.08, link=other)
+    assert not group.merged, "a trial of buckets one by one, on the other link"

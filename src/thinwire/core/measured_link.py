@@ -35,8 +35,10 @@ BETTER = 0.97
 WORTH = 0.004
 """Buckets are exchanged together, for a trial, if the latency that it saves is at least this part of a step:
 under load a message costs several times as much."""
+SHARE = 0.1
+"""Fewer operations are tried as if each took this part of a step: so there is a limit to their bytes."""
 AFRESH = 8.0
-"""The fewest operations are tried again if latency or bandwidth differ by this factor from the last trial."""
+"""Fewer operations are tried again if latency or bandwidth differ by this factor from the last trial."""
 _RECORD = struct.Struct("<4d")
 
 
@@ -106,8 +108,8 @@ class MeasuredLink:
         self._next = FIRST
         self._votes: list[_Vote] | None = None
         self._merging, self._saving = _Trial(), _Trial()
-        self._tried = False
-        self._saved_on: Link | None = None  # the link of the last trial of the fewest operations
+        self._changed = True  # since the last time that merging was considered
+        self._saved_on: Link | None = None  # the link of the last trial of fewer operations
         self._begun_at: float | None = None
         self._steps: list[float] = []
 
@@ -126,8 +128,8 @@ class MeasuredLink:
     def metrics(self) -> dict[str, float]:
         """For `Session.metrics`."""
         merged = {} if self.buckets is None else {"merged_buckets": float(self.buckets.merged)}
-        link, fewest = self.link, {"fewest_operations": float(self.link.operation > 0)}
-        return {"link_latency": link.latency, "link_bandwidth": link.bandwidth, **merged, **fewest}
+        link, fewer = self.link, {"fewer_operations": float(self.link.operation > 0)}
+        return {"link_latency": link.latency, "link_bandwidth": link.bandwidth, **merged, **fewer}
 
     def is_due(self, steps: int) -> bool:
         """Whether this step brings a vote: after so many steps."""
@@ -157,7 +159,10 @@ class MeasuredLink:
                 self._steps.append(now - before)
             return self.link
         changed = self._weigh(votes)
-        trial = self._merge_or_not(votes, changed) or self._save_or_not(votes)
+        self._changed = self._changed or changed
+        # One trial at a time: it is the steps of both ways that are compared.
+        trial = not self._saving.under_way and self._merge_or_not(votes)
+        trial = trial or self._save_or_not(votes)
         self._next = steps + (TRIAL if trial else EVERY)
         return self.link
 
@@ -172,7 +177,7 @@ class MeasuredLink:
         self.set(link, "by the operations of the training")
         return True
 
-    def _merge_or_not(self, votes: Sequence[_Vote], changed: bool) -> bool:
+    def _merge_or_not(self, votes: Sequence[_Vote]) -> bool:
         """Begins or ends a trial; whether one is under way."""
         mine, step = self.buckets, statistics.fmean(vote.step for vote in votes)
         count = max(vote.buckets for vote in votes)
@@ -189,8 +194,8 @@ class MeasuredLink:
                 log.info("%.0f buckets are exchanged %s: %.1f ms per step instead of %.1f", *told)
             return False
         saved = (count - 1) * (self._rank_info.size - 1) * self.link.latency
-        if changed or not self._tried:
-            self._tried = True
+        if self._changed:
+            self._changed = False
             if mine.merged or saved > WORTH * step:
                 self._merging.begin(step)
                 mine.merged = not mine.merged
@@ -198,7 +203,7 @@ class MeasuredLink:
         return False
 
     def _save_or_not(self, votes: Sequence[_Vote]) -> bool:
-        """Begins or ends a trial of the fewest operations, whatever their bytes; whether one is under way.
+        """Begins or ends a trial of fewer operations with more bytes; whether one is under way.
 
         What an operation costs besides its messages, threads and waiting for a core, depends on all that the
         machines do. So the steps of both ways are timed.
@@ -210,9 +215,9 @@ class MeasuredLink:
         if self._saving.under_way:
             kept, before = self._saving.end(step)
             if not kept:
-                self._toggle()
+                self._toggle(step)
             elif self._speaks:
-                what = "the fewest operations" if self.link.operation else "the fewest bytes"
+                what = "fewer operations" if self.link.operation else "fewer bytes"
                 log.info("%s: %.1f ms per step instead of %.1f", what, 1e3 * step, 1e3 * before)
             return False
         last, now = self._saved_on, self.link
@@ -223,11 +228,11 @@ class MeasuredLink:
             return False
         self._saved_on = now
         self._saving.begin(step)
-        self._toggle()
+        self._toggle(step)
         return True
 
-    def _toggle(self) -> None:
-        self.link = replace(self.link, operation=0.0 if self.link.operation else math.inf)
+    def _toggle(self, step: float) -> None:
+        self.link = replace(self.link, operation=0.0 if self.link.operation else SHARE * step)
 
 
 def _factor(a: float, b: float) -> float:

@@ -107,8 +107,7 @@ class BaseSession(ABC):
         - `ratio_to_dense`: `bytes_sent` against a ring all-reduce of all parameters in every step;
         - `link_latency`, `link_bandwidth`: seconds per hop and bytes per second by which the session decides,
           only if they are measured;
-        - `fewest_operations`: 1 if it takes the fewest operations whatever their bytes, only if that is
-          measured;
+        - `fewer_operations`: 1 if it takes fewer operations with more bytes, only if that is measured;
         - `merged_buckets`: 1 if the buckets of a step are exchanged together, only if that is measured;
         - `residual_norm`: of what this rank has not sent yet, now; 0 for a method without residuals.
 
