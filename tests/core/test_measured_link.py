@@ -207,3 +207,12 @@ def test_one_trial_at_a_time() -> None:
     assert group.merged
     run(group, 2, apart=0.1, together=0.08, link=other)
     assert not group.merged, "a trial of buckets one by one, on the other link"
+
+
+def test_a_link_that_is_measured_anew_ends_the_trial_of_fewer_operations() -> None:
+    group, link = Group(buckets=1), Link(1e-3, 1e6)
+    run_saving(group, FIRST + 2, 0.1, 0.1, link)
+    assert group.ranks[0].link.operation, "a trial"
+    for rank in group.ranks:
+        rank.begin(link)
+    assert run_saving(group, TRIAL + 2, 0.1, 0.1, link).operation == 0

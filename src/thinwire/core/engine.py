@@ -512,6 +512,7 @@ class Engine:
         narrowed = layout.dtype == torch.float64 and not traits.elementwise
         direct = len(memory) == 1 and not narrowed
         early = late and direct and exchange.reads_early and layout.dtype == torch.float32
+        copied = late and not early
         ch = Channel(
             self.exchange_ranks,
             step=self.step,
@@ -525,7 +526,7 @@ class Engine:
         state = State() if traits.single_mean else self.state(exchange, layout)
         if direct:
             x, out = memory[0]
-            if late and not early:
+            if copied:
                 x = out.copy_(x)
         else:
             x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
@@ -534,9 +535,9 @@ class Engine:
             await ch.commit(is_finite(out) if out.device.type == "cpu" else out.isfinite().all())
         if ch.finite is False and not traits.elementwise:
             out.fill_(torch.nan)
-        if late and not early:
+        if copied:
             memory = group.memory(await free_views())
-        if not direct or (late and not early):
+        if copied or not direct:
             position = 0
             for _, target in memory:
                 target.copy_(out[position : position + target.numel()])

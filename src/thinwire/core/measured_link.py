@@ -116,6 +116,7 @@ class MeasuredLink:
     def begin(self, link: Link) -> None:
         """Decide by this link, which was measured on purpose: short operations that are faster say little."""
         self._bandwidth = link.bandwidth
+        self._saving.drop()  # this link begins with fewer bytes again
         self.set(link, "as measured")
 
     def set(self, link: Link, how: str) -> None:
