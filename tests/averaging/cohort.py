@@ -79,18 +79,19 @@ class Cohort:
             for rank, (replica, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True))
         ]
 
-    def train(self, steps) -> None:
+    def train(self, steps, *, poisoned: int | None = None) -> None:
+        """Take these steps; the rank `poisoned` has gradients that are not finite."""
         for step in steps:
             for rank in range(len(self.models)):
-                self.backward(rank, step)
+                self.backward(rank, step, torch.nan if rank == poisoned else 1.0)
             self.average_gradients()
             for optimizer in self.optimizers:
                 optimizer.step()
             self.advance()
 
-    def backward(self, rank: int, step: int) -> None:
+    def backward(self, rank: int, step: int, factor: float = 1.0) -> None:
         self.optimizers[rank].zero_grad()
-        self.models[rank](batch(rank, step)).square().mean().backward()
+        (factor * self.models[rank](batch(rank, step)).square().mean()).backward()
 
     def average_gradients(self) -> None:
         """In the warm-up of some schedules."""

@@ -181,6 +181,42 @@ def test_every_schedule_is_registered_exported_and_documented() -> None:
         assert "Example:" in (cls.__doc__ or "")
 
 
+# Several fragments with results that come later: what is not finite must not wander from one to the other.
+WANDERING = (
+    "postlocal(every=4, warmup=0, fragments=4)",
+    "postlocal(every=4, warmup=0, fragments=2, overlap=3)",
+    "pqasgd(every=6, fragments=2)",
+    "diloco(every=8, fragments=4, overlap=5)",
+    "periodic(every=6, exchange=topk(ratio=0.2), fragments=3, overlap=4, blend=0.5)",
+)
+
+
+@pytest.mark.parametrize("optimizer", [None, adam], ids=["momentum", "adamw"])
+@pytest.mark.parametrize(
+    "method", dict.fromkeys([m for m in CONFIGURATIONS if parse(m).period <= 20] + list(WANDERING))
+)
+def test_a_gradient_that_is_not_finite_costs_the_sync_rounds_that_saw_it(method: str, optimizer) -> None:
+    """Those that begin until the first of them is aborted. Then training goes on, on finite replicas."""
+    cohort = Cohort(method, 2, **({"optimizer": optimizer} if optimizer else {}))
+    session, bad = cohort.sessions[0], 13
+    cohort.train(range(bad))
+    before = session.aborted
+    cohort.train([bad], poisoned=1)
+    apart, delay = -(-session.clock.steps // session.method.fragment_count), session.method.delay
+    seen_until = bad + 1 + apart + delay  # the first is aborted by then; others that saw it have begun
+    cohort.train(range(bad + 1, seen_until + delay))
+    cost = session.aborted - before
+    assert 1 <= cost <= 1 + -(-delay // apart)
+    cohort.train(range(seen_until + delay, 60))
+    assert session.aborted - before == cost
+    assert all(bool(flat(model).isfinite().all()) for model in cohort.models)
+    for one in cohort.optimizers:
+        kept = [value for state in one.state.values() for value in state.values()]
+        assert all(bool(value.isfinite().all()) for value in kept)
+    cohort.sync()
+    assert equal(cohort.models[0], cohort.models[1])
+
+
 @pytest.mark.parametrize("method", CONFIGURATIONS)
 def test_configurations_survive_a_round_trip(method: str) -> None:
     schedule = parse(method)

@@ -414,4 +414,11 @@ MUTANTS = (
         "",
         ("tests/report/test_summary.py", "-k", "neither"),
     ),
+    Mutant(
+        "an abort resets the fragments of its own sync round only",
+        "sessions/periodic.py",
+        "        for block in self.blocks:\n            if not is_finite(block.read()):\n",
+        "        for block in sync_round.blocks:\n            if not is_finite(block.read()):\n",
+        ("tests/averaging/test_schedule_laws.py", "-k", "finite_costs and pqasgd"),
+    ),
 )

@@ -97,6 +97,10 @@ class SyncRound:
     def results(self) -> list[tuple[Block, torch.Tensor]]:
         return list(zip(self.blocks, self.changes, strict=True))
 
+    def begun_with(self) -> list[tuple[Block, torch.Tensor]]:
+        """This rank's parameters at the beginning; none if the result is applied at once."""
+        return list(zip(self.blocks, self.begun, strict=True)) if self.late else []
+
     def apply_dense(self) -> None:
         """Apply the finite means; where a mean is not finite, every rank keeps its own numbers."""
         for target, mean in zip(self.targets.values(), self.dense, strict=True):

@@ -21,6 +21,7 @@ from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRoun
 from thinwire.core.agreement import EVERY, digest_of
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
+from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, is_sharded, local, named_shards
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
@@ -483,11 +484,21 @@ class PeriodicSession(BaseSession):
         sync_round.release()
 
     def _abort(self, sync_round: SyncRound) -> None:
-        """All ranks go back to the last common model; they decide it from the same numbers."""
+        """All ranks go back to the last common model; they decide it from the same numbers.
+
+        A rank goes back in every fragment that is not finite here: one such fragment makes all others
+        non-finite in the next step.
+        """
         self.aborted += 1
-        for block, _ in sync_round.results():
+        for block in sync_round.blocks:
             block.write(block.anchor)
-            self._optimizer_tensors.forget(block.pieces, only_if_not_finite=True)
+        begun = {id(block): own for other, _ in self.under_way for block, own in other.begun_with()}
+        for block in self.blocks:
+            if not is_finite(block.read()):
+                own = begun.get(id(block), block.anchor)  # what its result, once it arrives, is added to
+                block.write(own if is_finite(own) else block.anchor)
+        pieces = [piece for fragment in self.fragments for piece in fragment.pieces]
+        self._optimizer_tensors.forget(pieces, only_if_not_finite=True)
         if self.speaks:
             log.warning(
                 "the sync round after step %d is aborted: a rank's parameters were not finite. All ranks go "
