@@ -1,4 +1,7 @@
-"""`python -m tests.chaos [--count 1000] [--seed 0] [--workers 4]`: exit code 1 if an invariant was broken."""
+"""`python -m tests.chaos [--count 1000] [--seed 0] [--workers 4 8]`: exit code 1 if an invariant was broken.
+
+Every number of workers gets an equal share of the scenarios.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 from tests.chaos.judge import violations
 from tests.chaos.scenarios import FAULTS, Scenario, batches, draw
@@ -57,13 +61,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8])
     asked = parser.parse_args()
     begin = time.monotonic()
     injected, idle, broken = Counter[str](), Counter[str](), Counter[str]()
-    for done, (scenario, fired, wrong) in enumerate(
-        outcomes(draw(asked.count, asked.seed, asked.workers), asked.workers), 1
-    ):
+    share = -(-asked.count // len(asked.workers))
+    judged = chain.from_iterable(
+        outcomes(draw(share, asked.seed + workers, workers), workers) for workers in asked.workers
+    )
+    for done, (scenario, fired, wrong) in enumerate(judged, 1):
         (injected if fired else idle)[scenario.fault] += 1
         broken[scenario.fault] += bool(wrong)
         for what in wrong:

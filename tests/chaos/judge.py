@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 import thinwire
-from tests.chaos.scenarios import FATAL, STEPS, Scenario
+from tests.chaos.scenarios import FATAL, RESIZES, STEPS, Scenario
 from tests.chaos.worker import SAVE_EVERY, TIMEOUT, Report
 from thinwire.core.exchange import Exchange
 from thinwire.net.roll_call import GRACE_SECONDS
@@ -31,7 +31,7 @@ def violations(scenario: Scenario, reports: Mapping[int, Report], workers: int) 
 def _harmless(scenario: Scenario, reports: Mapping[int, Report]) -> bool:
     """All ranks are expected to train to the end."""
     fired = scenario.culprit not in reports or reports[scenario.culprit].fired
-    return scenario.fault not in FATAL or not fired
+    return scenario.fault not in (*FATAL, "shrinkage") or not fired
 
 
 def _own(scenario: Scenario, report: Report) -> list[str]:
@@ -58,7 +58,7 @@ def _together(scenario: Scenario, reports: list[Report]) -> list[str]:
         ]
     expected = _intact(scenario)
     for report in reports:
-        if report.resumed != expected:
+        if not report.kind and report.resumed != expected:
             found.append(f"rank {report.rank} resumed from step {report.resumed}, not {expected}")
     steps = {report.step for report in reports}
     # A rank that dies in the middle of a step may have completed it for some of the others.
@@ -78,6 +78,8 @@ def _intact(scenario: Scenario) -> int | None:
     """The newest checkpoint that the fault has left whole."""
     if scenario.fault == "torn file":
         return STEPS - SAVE_EVERY
+    if scenario.fault in RESIZES:
+        return scenario.step
     return scenario.step // SAVE_EVERY * SAVE_EVERY if scenario.fault == "full disk" else None
 
 

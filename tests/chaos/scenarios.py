@@ -21,10 +21,14 @@ Fault = Literal[
     "hostile payload",
     "torn file",
     "full disk",
+    "growth",
+    "shrinkage",
 ]
 FAULTS: tuple[Fault, ...] = Fault.__args__  # type: ignore[attr-defined]
 FATAL: tuple[Fault, ...] = ("kill", "stop", "exception", "early end", "hostile payload")
 """After these the other ranks must raise; nothing may have been committed without all ranks."""
+RESIZES: tuple[Fault, ...] = ("growth", "shrinkage")
+"""The culprit joins, or leaves, at a checkpoint that the others continue."""
 
 STEPS = 8
 FIRST, LAST = 2, 5
@@ -43,10 +47,15 @@ class Scenario:
     step: int
     seconds: float
     """How long a delay takes, or how far into the step a kill comes; 0 is before it."""
+    model: Literal["mlp", "transformer"] = "mlp"
+    optimizers: Literal["sgd", "adamw", "muon, adamw"] = "sgd"
 
     @property
     def label(self) -> str:
-        return f"{self.number}: {self.fault} on rank {self.culprit}, {self.host}, {self.method}"
+        return (
+            f"{self.number}: {self.fault} on rank {self.culprit} after {self.step} steps, {self.host}, "
+            f"{self.method}, {self.model} with {self.optimizers}"
+        )
 
 
 def per_step() -> list[str]:
@@ -92,16 +101,24 @@ def draw(count: int, seed: int, workers: int) -> list[Scenario]:
     for number in range(count):
         fault = FAULTS[number % len(FAULTS)]
         host = rng.choice(("ddp", "ddp", "ddp without overlap", "session", "periodic"))
-        if fault == "nan" and host == "periodic":
-            host = (
-                "ddp"  # a schedule averages parameters: a gradient that is not finite is its owner's affair
-            )
         method = next(turns["periodic" if host == "periodic" else "other"])
         moment = rng.choice((0.0, rng.uniform(0, 0.02))) if fault == "kill" else rng.uniform(0.1, 0.8)
-        found.append(
-            Scenario(number, fault, host, method, rng.randrange(workers), rng.randint(FIRST, LAST), moment)
-        )
+        culprit, step = rng.randrange(workers), rng.randint(FIRST, LAST)
+        model = rng.choice(("mlp", "transformer"))
+        optimizers = rng.choice(_optimizers(method, model))
+        found.append(Scenario(number, fault, host, method, culprit, step, moment, model, optimizers))
     return found
+
+
+def _optimizers(method: str, model: str) -> tuple[str, ...]:
+    """Those that the method allows and people train such a model with."""
+    chosen = thinwire.parse(method)
+    needs = chosen.traits.optimizer if isinstance(chosen, Exchange) else "any"
+    if needs in ("no momentum", "plain SGD"):
+        return ("sgd",)
+    if needs == "Adam":
+        return ("adamw",)
+    return ("adamw", "muon, adamw") if model == "transformer" else ("sgd", "adamw", "muon, adamw")
 
 
 def _in_turn(names: Sequence[str], rng: random.Random):

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import thinwire
-from tests.chaos.scenarios import STEPS, Scenario
+from tests.chaos.scenarios import RESIZES, STEPS, Scenario
 from tests.hosts.common import mlp, square_loss, wrap
 from thinwire.core import Exchange
 from thinwire.net import frames
@@ -90,12 +91,18 @@ class Rank:
         self.folder = folder
         self.guilty = worker.rank == scenario.culprit
         self.report = Report(worker.rank)
-        self.module = mlp(depth=2)
-        self.optimizer = self._optimizer()
-        self.model: nn.Module = self.module
+        self.group: dist.ProcessGroup | None = None  # all ranks
+        self._new_model()
         self.taken = 0  # steps
 
+    def _new_model(self) -> None:
+        self.module = mlp(depth=2) if self.scenario.model == "mlp" else transformer()
+        self.optimizers = self._optimizers()
+        self.model: nn.Module = self.module
+
     def run(self) -> Report:
+        if self.scenario.fault in RESIZES:
+            return self._resize()
         try:
             session = self._attach()
         except thinwire.ThinwireError as error:
@@ -109,27 +116,57 @@ class Rank:
             session.detach()
             self.report.threads = [t.name for t in threading.enumerate() if t.name.startswith("thinwire")]
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        method = thinwire.parse(self.scenario.method)
-        if isinstance(method, Exchange) and method.traits.optimizer == "Adam":
-            return torch.optim.AdamW(self.module.parameters(), lr=0.01)
-        return torch.optim.SGD(self.module.parameters(), lr=0.05)
+    def _resize(self) -> Report:
+        """Some steps with a rank less, then all; or the other way round. A checkpoint is between them."""
+        scenario = self.scenario
+        others = dist.new_group([rank for rank in range(self.worker.size) if rank != scenario.culprit])
+        groups = [None, others] if scenario.fault == "shrinkage" else [others, None]
+        for phase, self.group in enumerate(groups):
+            steps = range(scenario.step) if phase == 0 else range(scenario.step, STEPS)
+            if self.group is None or not self.guilty:
+                session = self._attach()
+                try:
+                    checkpointer = self._checkpointer(session, every=None)
+                    if phase:
+                        self.report.resumed = checkpointer.load_latest()
+                    for step in steps:
+                        self._step(session, step, poisoned=False)
+                        checkpointer.step()
+                    if isinstance(session, PeriodicSession):
+                        session.sync()
+                    self._end(session)
+                    if not phase:
+                        checkpointer.save()
+                        checkpointer.wait()
+                finally:
+                    session.detach()
+                self._new_model()
+            wait_for_all(self.worker, f"chaos/{scenario.number}/{phase}")
+        self.report.threads = [t.name for t in threading.enumerate() if t.name.startswith("thinwire")]
+        return self.report
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        parameters = list(self.module.parameters())
+        if self.scenario.optimizers == "sgd":
+            return [torch.optim.SGD(parameters, lr=0.05)]
+        if self.scenario.optimizers == "adamw":
+            return [torch.optim.AdamW(parameters, lr=0.01)]
+        matrices, rest = ([p for p in parameters if (p.dim() == 2) is two] for two in (True, False))
+        return [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(rest, lr=0.01)]
 
     def _attach(self) -> BaseSession:
         scenario = self.scenario
         # A fault that the others cannot see by themselves: another seed changes every random selection.
         seed = 1 if scenario.fault == "mismatch" and self.guilty else 0
+        common = {"seed": seed, "optimizer": self.optimizers}
         if scenario.host == "periodic":
-            return thinwire.attach(self.module, scenario.method, optimizer=self.optimizer, seed=seed)
+            return thinwire.attach(self.module, scenario.method, process_group=self.group, **common)
         if scenario.host == "session":
-            return thinwire.Session(
-                self.module.named_parameters(), scenario.method, seed=seed, optimizer=self.optimizer
-            )
-        self.model = wrap(self.module)
-        overlap = scenario.host == "ddp"
-        return thinwire.attach(
-            self.model, scenario.method, overlap=overlap, seed=seed, optimizer=self.optimizer
-        )
+            named = self.module.named_parameters()
+            return thinwire.Session(named, scenario.method, self.group, **common)
+        self.model = wrap(self.module, process_group=self.group)
+        without = {"overlap": False} if scenario.host == "ddp without overlap" else {}
+        return thinwire.attach(self.model, scenario.method, **without, **common)
 
     def _train(self, session: BaseSession) -> None:
         scenario = self.scenario
@@ -159,9 +196,9 @@ class Rank:
         if saving is not None:
             saving.wait()
 
-    def _checkpointer(self, session: BaseSession) -> thinwire.Checkpointer:
+    def _checkpointer(self, session: BaseSession, *, every: int | None = SAVE_EVERY) -> thinwire.Checkpointer:
         folder = Path(self.folder) / str(self.scenario.number)
-        return thinwire.Checkpointer(folder, session, self.model, self.optimizer, every=SAVE_EVERY)
+        return thinwire.Checkpointer(folder, session, self.model, self.optimizers, every=every)
 
     def _resume(self, session: BaseSession) -> BaseSession:
         """As after a restart: a new model continues from what is left of the checkpoints."""
@@ -172,9 +209,7 @@ class Rank:
             os.truncate(path, path.stat().st_size // 2)
         os.fsync = FSYNC
         wait_for_all(self.worker, f"chaos/{self.scenario.number}/resume")
-        self.module = mlp(depth=2)
-        self.optimizer = self._optimizer()
-        self.model = self.module
+        self._new_model()
         session = self._attach()
         self.report.resumed = self._checkpointer(session).load_latest()
         self._step(session, STEPS, poisoned=False)
@@ -183,14 +218,18 @@ class Rank:
         return session
 
     def _step(self, session: BaseSession, step: int, *, poisoned: bool) -> None:
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         loss = square_loss(self.model, self.worker.rank, step)
         (loss * torch.nan if poisoned else loss).backward()
         if isinstance(session, thinwire.Session) and self.scenario.host == "session":
             session.average({name: p.grad for name, p in self.module.named_parameters()}, in_place=True)
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if all(bool(gradient.isfinite().all()) for gradient in gradients):
-            self.optimizer.step()
+        finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        # Averaged gradients are not finite on any rank; those of a schedule are their owner's affair, who steps.
+        if finite or self.scenario.host == "periodic":
+            for optimizer in self.optimizers:
+                optimizer.step()
 
     def _misbehave(self, session: BaseSession) -> bool:
         """Do what the scenario says; True if this rank takes no further part."""
@@ -272,6 +311,14 @@ class Rank:
             return f"state_dict raises {type(error).__name__}: {error}"
         bad = [name for name, value in flattened(state) if not bool(value.isfinite().all())]
         return f"{bad[0]} is not finite" if bad else ""
+
+
+def transformer() -> nn.Module:
+    """The same weights wherever it is called. A batch of `mlp` is a sequence of four tokens here."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        block = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        return nn.Sequential(nn.Linear(40, 32), nn.Unflatten(0, (1, -1)), block, nn.Linear(32, 40))
 
 
 def _no_space(descriptor: int) -> None:

@@ -13,6 +13,7 @@ from thinwire.averaging.sync_round import mean_in_place
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.optimizers import Optimizers
 from thinwire.core.routing import Router
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
@@ -107,15 +108,14 @@ class GradientWarmup:
         return cast("list[float]", found.tolist())
 
     @torch.no_grad()
-    def scale_second_moments(self, optimizer: torch.optim.Optimizer, size: int) -> None:
+    def scale_second_moments(self, optimizers: Optimizers, size: int) -> None:
         """After a local step: take back what the squared gradient added beyond g^2 / r."""
-        betas = {id(p): group.get("betas") for group in optimizer.param_groups for p in group["params"]}
-        state = cast("dict[torch.Tensor, dict[str, Any]]", optimizer.state)
+        betas = {id(p): group.get("betas") for group in optimizers.groups for p in group["params"]}
         moments: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         weights: list[float] = []
         for piece, ratio in zip(self._pieces, self.ratios(size), strict=True):
-            second = state.get(piece.parameter, {}).get("exp_avg_sq")
+            second = optimizers.state_of(piece.parameter).get("exp_avg_sq")
             gradient, beta = piece.parameter.grad, betas.get(id(piece.parameter))
             if second is None or gradient is None or beta is None or ratio == 1:
                 continue

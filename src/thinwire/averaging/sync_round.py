@@ -13,7 +13,7 @@ from thinwire.averaging.fragments import Block, Fragment, Piece
 from thinwire.averaging.spares import Spares
 from thinwire.core.agreement import signed
 from thinwire.core.channel import Channel, mark_of, together
-from thinwire.core.optimizer_state import remembered
+from thinwire.core.optimizers import Optimizers
 from thinwire.core.routing import View
 from thinwire.core.schema import is_finite
 from thinwire.errors import DisagreementError
@@ -151,23 +151,10 @@ async def mean_in_place(flat: torch.Tensor, ch: Channel) -> None:
     await ch.mean(flat, flat)
 
 
-class OptimizerTensors:
-    """The momenta and second moments that an optimizer keeps for each parameter."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def of(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
-        """The tensors that belong to these pieces, by name, in the same order on all ranks."""
-        found: dict[str, torch.Tensor] = {}
-        for piece in pieces:
-            for entry, value in remembered(self._optimizer, piece.parameter).items():
-                found[f"{piece.key}\n{entry}"] = piece.of(value)
-        return found
-
-    def forget(self, pieces: Sequence[Piece], *, only_if_not_finite: bool = False) -> None:
-        """As if these parameters had never had a gradient."""
-        for piece in pieces:
-            broken = any(not is_finite(value) for value in self.of([piece]).values())
-            if broken or not only_if_not_finite:
-                self._optimizer.state.pop(piece.parameter, None)
+def remembered(optimizers: Optimizers, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+    """The momenta and second moments of these pieces, by name, in the same order on all ranks."""
+    return {
+        f"{piece.key}\n{entry}": piece.of(value)
+        for piece in pieces
+        for entry, value in optimizers.remembered(piece.parameter).items()
+    }

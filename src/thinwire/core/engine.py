@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from thinwire.core.delay import Delay
 from thinwire.core.exchange import Exchange, State
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.measured_link import MeasuredLink, given_link
+from thinwire.core.optimizers import LossScale, Optimizers
 from thinwire.core.routing import Group, Router, View, plan
 from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, local
@@ -48,12 +49,6 @@ from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.version import __version__
 
 
-class LossScale(Protocol):
-    """The part of `torch.amp.GradScaler` that is used here."""
-
-    def get_scale(self) -> float: ...
-
-
 class Engine:
     """One method at work on one set of named tensors.
 
@@ -65,7 +60,7 @@ class Engine:
         dense_below: tensors with fewer entries, and short vectors, count as small.
         seed: of the random numbers that the ranks share.
         scaler: the GradScaler in use, so that residuals follow its scale.
-        optimizer: the optimizer in use, whose learning rate some methods need.
+        optimizers: those in use, whose learning rate some methods need.
         link: the link by which the cheapest operations are chosen; None measures it.
     """
 
@@ -78,7 +73,7 @@ class Engine:
         dense_below: int = 1024,
         seed: int = 0,
         scaler: LossScale | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizers: Optimizers | None = None,
         link: Link | None = None,
     ) -> None:
         self.method = method
@@ -115,7 +110,7 @@ class Engine:
         self._votes = False  # whether the next program is to bring a vote on the link
         self._position = {name: position for position, name in enumerate(self._slots)}
         self._scaler = scaler
-        self._optimizer = optimizer
+        self._optimizers = optimizers or Optimizers()
         self._stale: Mapping[str, torch.Tensor] | None = None
         self._has_gradient = True
         self.confirms = self.remembers  # a session that compares its ranks itself turns this off
@@ -557,8 +552,7 @@ class Engine:
 
     def _learning_rate(self) -> float:
         """The optimizer's learning rate, if it is known and the same for all parameters; otherwise 1."""
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        rates = {float(group.get("lr", 1.0)) for group in groups}
+        rates = {float(group.get("lr", 1.0)) for group in self._optimizers.groups}
         return rates.pop() if len(rates) == 1 else 1.0
 
     def _announce(self, first: Tally, second: Tally) -> None:

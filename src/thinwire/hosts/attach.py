@@ -6,17 +6,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal, cast, overload
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.averaging.base import Schedule
-from thinwire.core.config import Configured
-from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given, LossScale
 from thinwire.errors import ConfigError
 from thinwire.hosts.auto import attach_auto
+from thinwire.hosts.compose import Host, Kind, check_host, check_method, check_options
 from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
 from thinwire.methods.delayed import Delayed
@@ -38,7 +37,7 @@ def attach(
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Given = None,
     process_group: dist.ProcessGroup | None = None,
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
@@ -52,12 +51,12 @@ def attach(
     model: nn.Module,
     method: Exchange,
     *,
-    overlap: bool = True,
+    overlap: bool | None = None,
     delay: Wait = 0,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Given = None,
     process_group: dist.ProcessGroup | None = None,
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
@@ -71,13 +70,13 @@ def attach(
     model: nn.Module,
     method: str | Mapping[str, Any],
     *,
-    overlap: bool = True,
+    overlap: bool | None = None,
     delay: Wait = 0,
     replicas: Literal["any", "equal"] | None = None,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Given = None,
     process_group: dist.ProcessGroup | None = None,
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
@@ -90,13 +89,13 @@ def attach(
     model: nn.Module,
     method: str | Mapping[str, Any] | Exchange | Schedule,
     *,
-    overlap: bool = True,
+    overlap: bool | None = None,
     delay: Wait = 0,
     replicas: Literal["any", "equal"] | None = None,
     seed: int = 0,
     dense_below: int = 1024,
     scaler: LossScale | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Given = None,
     process_group: dist.ProcessGroup | None = None,
     inner_group: dist.ProcessGroup | None = None,
     steps: int | None = None,
@@ -135,177 +134,86 @@ def attach(
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
             steps that it skips.
-        optimizer: the optimizer in use, also as Accelerate or Lightning wrap it. A schedule needs it. A
-            method with momentum of its own refuses an optimizer with momentum, `adam` needs AdamW. If
-            replicas drift, the optimizer's state is averaged with them.
+        optimizer: the optimizer in use, also as Accelerate or Lightning wrap it, or all that train the model,
+            such as [muon, adamw]: a training step is complete when each has stepped once. A schedule needs
+            it. A method with momentum of its own refuses an optimizer with momentum, `adam` needs AdamW. If
+            replicas drift, the optimizers' states are averaged with them.
         process_group: for a bare model: the ranks to synchronise with; None is the default group. For an
             FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`; None
             if there is one replica only, sharded over all ranks (see the guide on FSDP2).
         inner_group: for `hierarchical`: the process group of this rank's host, if not consecutive ranks share
             hosts: `mesh["local"].get_group()` of a DeviceMesh, or one of `torch.distributed.new_subgroups`.
             Hosts have equally many ranks.
-        steps: for a schedule: the number of steps of the run, if it is known. Then a warning says whether the
-            analysis of `pqasgd`, `spasgd` and `localsgd` covers it (see `thinwire.averaging.conditions`).
+        steps: for `pqasgd`, `spasgd` and `localsgd`: the number of steps of the run, if it is known. Then a
+            warning says whether their analysis covers it (see `thinwire.averaging.conditions`).
         manager: a `torchft.Manager`: average over its replica groups, which come and go, instead of over a
             process group. Methods then average gradients inside `manager.should_commit()`. The model is a
             bare one; in groups of several ranks, one that DDP or FSDP2 trains inside of each group (see the
             guide on torchft).
         link: the link by which the session chooses its operations, such as "100mbit,latency=5ms". None takes
             that of the environment variable THINWIRE_LINK, or measures it; see the guide on choosing.
+
+    An option that the method would not use on this kind of model is refused.
     """
-    optimizer = _unwrapped(optimizer)
     model = _without_compiler(model)
-    sharded = _is_fsdp(model)
-    if manager is not None and process_group is not None:
-        raise ConfigError("a manager has process groups of its own: give either manager or process_group")
-    if isinstance(method, str) and method.strip() == "auto":
-        _check_auto(manager, inner_group, delay, link, sharded=sharded)
-        return attach_auto(
-            model,
-            overlap=overlap,
-            seed=seed,
-            dense_below=dense_below,
-            scaler=scaler,
-            optimizer=optimizer,
-            replicas=replicas or "any",
-        )
-    if replicas is not None:
-        raise ConfigError(f"replicas is for the method auto, not for {method}: leave it out")
-    chosen, slowest = _with_delay(parse(method), delay), None if link is None else slowest_link(link)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
-    if is_scheduled(model) or has_session(model) or (sharded and _has_fsdp_session(model)):
+    host = _host_of(model, process_group, manager)
+    options: dict[str, Any] = {
+        "overlap": overlap,
+        "delay": delay or None,
+        "replicas": replicas,
+        "scaler": scaler,
+        "optimizer": optimizer,
+        "process_group": process_group,
+        "inner_group": inner_group,
+        "steps": steps,
+        "manager": manager,
+        "link": link,
+    }
+    given = {name for name, value in options.items() if value is not None}
+    chosen = None if isinstance(method, str) and method.strip() == "auto" else parse(method)
+    if chosen is None:
+        kind: Kind = "auto"
+    else:
+        kind = "schedule" if isinstance(chosen, Schedule) else "gradients"
+    check_host(kind, host, chosen or "auto")
+    check_options(kind, host, chosen or "auto", given)
+    if is_scheduled(model) or has_session(model) or (_is_fsdp(model) and _has_fsdp_session(model)):
         raise ConfigError("this model has a thinwire session already: detach() it first")
-    _check_levels(chosen, inner_group, sharded=sharded, managed=manager is not None)
-    _check_delay(chosen, sharded=sharded, managed=manager is not None)
-    _check_needed(chosen, optimizer)
+    common: dict[str, Any] = {"seed": seed, "dense_below": dense_below, "optimizer": optimizer}
+    if chosen is None:
+        common |= {"scaler": scaler, "overlap": overlap is not False, "replicas": replicas or "any"}
+        return attach_auto(cast(DistributedDataParallel, model), **common)
+    if isinstance(chosen, Exchange) and delay:
+        chosen = Delayed(chosen, delay)
+    check_method(chosen, host, given)
     if manager is not None:
-        if slowest is not None:
-            raise ConfigError("link is not for replica groups, which come and go: leave it out")
         from thinwire.hosts.torchft import attach_managed
 
-        return attach_managed(
-            model,
-            cast(Exchange | Schedule, chosen),
-            manager,
-            seed=seed,
-            dense_below=dense_below,
-            scaler=scaler,
-            optimizer=optimizer,
-        )
-    if sharded and isinstance(chosen, Exchange):
+        return attach_managed(model, cast(Exchange | Schedule, chosen), manager, **common)
+    common |= {"scaler": scaler, "link": None if link is None else slowest_link(link)}
+    if isinstance(chosen, Exchange) and _is_fsdp(model):
         from thinwire.hosts.fsdp import attach_fsdp
 
-        return attach_fsdp(
-            model,
-            chosen,
-            process_group,
-            overlap=overlap,
-            seed=seed,
-            dense_below=dense_below,
-            scaler=scaler,
-            optimizer=optimizer,
-            link=slowest,
-        )
+        return attach_fsdp(model, chosen, process_group, overlap=overlap is not False, **common)
     if isinstance(chosen, Exchange):
-        if process_group is not None:
-            raise ConfigError(
-                "process_group is for bare models: a DDP model has its own, given to its wrapper"
-            )
-        return attach_gradients(
-            cast(DistributedDataParallel, model),
-            chosen,
-            overlap=overlap,
-            seed=seed,
-            dense_below=dense_below,
-            scaler=scaler,
-            optimizer=optimizer,
-            inner_group=inner_group,
-            link=slowest,
-        )
-    if not isinstance(chosen, Schedule):
-        raise ConfigError(f"{chosen.name} is neither an exchange nor a schedule")
-    if sharded:
+        ddp = cast(DistributedDataParallel, model)
+        return attach_gradients(ddp, chosen, overlap=overlap is not False, inner_group=inner_group, **common)
+    if _is_fsdp(model):
         from thinwire.hosts.fsdp import check_replicas
 
-        check_replicas(model, chosen.name, process_group)
-    return attach_schedule(
-        model,
-        chosen,
-        optimizer,
-        seed=seed,
-        dense_below=dense_below,
-        scaler=scaler,
-        process_group=process_group,
-        inner_group=inner_group,
-        steps=steps,
-        link=slowest,
-    )
+        check_replicas(model, cast(dist.ProcessGroup, process_group))
+    groups = {"process_group": process_group, "inner_group": inner_group}
+    return attach_schedule(model, cast(Schedule, chosen), steps=steps, **groups, **common)
 
 
-def _with_delay(method: Configured, delay: Wait) -> Configured:
-    if delay == 0:
-        return method
-    if not isinstance(method, Exchange):
-        raise ConfigError(f"delay is for methods that average gradients; {method.name} has an option overlap")
-    return Delayed(method, delay)
-
-
-def _check_auto(
-    manager: object,
-    inner_group: dist.ProcessGroup | None,
-    delay: Wait,
-    link: str | Link | None,
-    *,
-    sharded: bool,
-) -> None:
-    if sharded and manager is None:
-        raise ConfigError(
-            "auto measures DDP models, and this one is sharded by FSDP2: choose a method, and give "
-            "process_group"
-        )
-    if link is not None:
-        raise ConfigError("auto measures the link: leave link out, or choose a method")
-    if delay != 0:
-        raise ConfigError("auto does not choose a method with a delay: leave delay out, or choose a method")
+def _host_of(model: nn.Module, process_group: dist.ProcessGroup | None, manager: object) -> Host:
     if manager is not None:
-        raise ConfigError("auto measures once, but replica groups come and go: choose a method yourself")
-    if inner_group is not None:
-        raise ConfigError("inner_group is for hierarchical, which auto never takes: leave it out")
-
-
-def _check_levels(
-    method: Configured, inner_group: dist.ProcessGroup | None, *, sharded: bool, managed: bool
-) -> None:
-    """FSDP2 and torchft have groups of their own, which are not those of hosts and leaders."""
-    exchange = method.inner if isinstance(method, Schedule) else method
-    two_levels = isinstance(exchange, Exchange) and exchange.traits.two_levels
-    if two_levels and (sharded or managed):
-        groups = "FSDP2's replicas" if sharded else "torchft's replica groups"
-        raise ConfigError(f"{exchange.name}: {groups} are groups of their own: give its outer method alone")
-    if inner_group is not None and not two_levels:
-        raise ConfigError(f"inner_group is for hierarchical, not for {method}: leave it out")
-
-
-def _check_delay(method: Configured, *, sharded: bool, managed: bool) -> None:
-    if isinstance(method, Exchange) and method.traits.delayed and (sharded or managed):
-        where = "FSDP2 model" if sharded else "torchft manager"
-        raise ConfigError(f"{method.name}: a {where} takes no method with a delay: give its method alone")
-
-
-def _check_needed(method: object, optimizer: torch.optim.Optimizer | None) -> None:
-    if optimizer is None and isinstance(method, Exchange) and method.traits.optimizer == "Adam":
-        raise ConfigError(
-            f"{method.name} averages Adam's momentum, and its steps are taken inside optimizer.step(): give "
-            "torch.optim.AdamW as optimizer=..."
-        )
-
-
-def _unwrapped(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-    """The optimizer that takes the steps, inside the wrappers of Accelerate and Lightning."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner
-    return optimizer
+        return "torchft"
+    if _is_fsdp(model):
+        return "one FSDP2 model" if process_group is None else "replicas of FSDP2"
+    return "a DDP model" if isinstance(model, DistributedDataParallel) else "a bare model"
 
 
 def _without_compiler(model: nn.Module) -> nn.Module:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from thinwire import log
 from thinwire.averaging.base import Schedule
 from thinwire.core import checks, schema
 from thinwire.core.config import Configured
-from thinwire.core.engine import Engine, LossScale
+from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given, LossScale, Optimizers
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.agreed import from_rank_0, slowest
 from thinwire.hosts.ddp import attach_gradients
@@ -71,7 +71,7 @@ class _Options:
     seed: int
     dense_below: int
     scaler: LossScale | None
-    optimizer: torch.optim.Optimizer | None
+    optimizers: Optimizers
     replicas: str
 
     def attach(self, model: DistributedDataParallel, method: Configured) -> Session | PeriodicSession:
@@ -79,7 +79,7 @@ class _Options:
             return attach_schedule(
                 model,
                 method,
-                self.optimizer,
+                list(self.optimizers),
                 seed=self.seed,
                 dense_below=self.dense_below,
                 scaler=self.scaler,
@@ -94,13 +94,13 @@ class _Options:
             seed=self.seed,
             dense_below=self.dense_below,
             scaler=self.scaler,
-            optimizer=self.optimizer,
+            optimizer=list(self.optimizers),
         )
 
     @property
     def equal(self) -> bool:
         """Whether only methods that keep replicas equal may be chosen; schedules need the optimizer."""
-        return self.replicas == "equal" or self.optimizer is None
+        return self.replicas == "equal" or not len(self.optimizers)
 
 
 class AutoSession(BaseSession):
@@ -148,14 +148,13 @@ class AutoSession(BaseSession):
         self.session = options.attach(model, parse("dense"))
         self._parameters = dict(self.session.engine.parameters)
         self.decided = self.session.rank_info.size == 1
-        self._handles: list[RemovableHandle] = []
+        self._stops: list[Callable[[], None]] = []
         if self.decided:
             log.info("auto: one rank alone has nobody to talk to: dense")
             return
-        self._watch.start(model, options.optimizer)
-        self._handles.append(model.register_forward_pre_hook(self._before_forward))
-        if options.optimizer is not None:
-            self._handles.append(options.optimizer.register_step_post_hook(self._after_update))
+        self._watch.start(model, options.optimizers, options.scaler)
+        self._stops.append(model.register_forward_pre_hook(self._before_forward).remove)
+        self._stops.append(options.optimizers.watch(after=self._clock.stepped, scaler=options.scaler))
 
     # -- measuring and deciding ------------------------------------------------------------------------
 
@@ -173,9 +172,6 @@ class AutoSession(BaseSession):
                 self._clock.restart(self._steps, self._cycle)
             else:
                 self._check()
-
-    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
-        self._clock.stepped()
 
     @property
     def _steps(self) -> int:
@@ -271,7 +267,7 @@ class AutoSession(BaseSession):
 
         try:
             asked = candidates_for(
-                self._options.optimizer,
+                self._options.optimizers,
                 equal=self._options.equal,
                 scaled=self._options.scaler is not None,
             )
@@ -281,13 +277,13 @@ class AutoSession(BaseSession):
                 cast(Link, self.link),
                 self._compute,
                 list(dict.fromkeys([*asked, *([] if now is None else [now])])),
-                optimizer=kind_of(self._options.optimizer),
+                optimizer=kind_of(self._options.optimizers),
                 replicas="equal" if self._options.equal else "any",
                 # On processors compression and computing share the cores that computing was timed on.
                 cores=1.0 if self._device.type == "cpu" else math.inf,
                 overheads=self._overheads,
                 periodic=families_for(
-                    self._options.optimizer,
+                    self._options.optimizers,
                     equal=self._options.equal,
                     scaled=self._options.scaler is not None,
                 ),
@@ -299,7 +295,7 @@ class AutoSession(BaseSession):
         slow = current is None or WORTH_A_SWITCH * best.step_seconds <= current.step_seconds
         if current is not None and not slow and not more_often(best.method, current.method):
             best, reasons = current, [f"no method is {WORTH_A_SWITCH:g} times faster"]
-        if self._options.replicas == "any" and self._options.optimizer is None:
+        if self._options.replicas == "any" and not len(self._options.optimizers):
             reasons.append("periodic averaging was left out: it needs attach(optimizer=...)")
         return {"method": best.method, "reasons": reasons, "seconds": best.step_seconds}
 
@@ -322,7 +318,7 @@ class AutoSession(BaseSession):
         before = self.session
         if method == before.method:
             return
-        owed = {} if loses else leave(before, method, self._options.optimizer, self._options.scaler)
+        owed = {} if loses else leave(before, method, self._options.optimizers, self._options.scaler)
         before.detach()
         self.session = self._options.attach(self._model, method)
         self.session.meter.load(before.meter.save())
@@ -348,9 +344,9 @@ class AutoSession(BaseSession):
 
     def _stop_watching(self) -> None:
         self._watch.stop()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for stop in self._stops:
+            stop()
+        self._stops.clear()
 
     # -- what every session has, from the one at work --------------------------------------------------
 
@@ -444,9 +440,7 @@ class AutoSession(BaseSession):
             self._carried = None
 
 
-def candidates_for(
-    optimizer: torch.optim.Optimizer | None, *, equal: bool = False, scaled: bool = False
-) -> list[str]:
+def candidates_for(optimizers: Optimizers, *, equal: bool = False, scaled: bool = False) -> list[str]:
     """`CANDIDATES`, and with an adaptive optimizer what our table of a transformer recommends.
 
     `adam` needs an AdamW whose steps it can take; periodic averaging makes replicas differ, and a schedule
@@ -455,40 +449,35 @@ def candidates_for(
     from thinwire.predict.recommend import measured_methods
 
     found: list[str] = list(CANDIDATES)
-    for text in measured_methods() if kind_of(optimizer) == "adaptive" else ():
+    for text in measured_methods() if kind_of(optimizers) == "adaptive" else ():
         method = parse(text)
         if isinstance(method, Adam):
             with suppress(ConfigError):  # not AdamW, or one whose steps it cannot take
-                frozen_adam.check(method, cast(torch.optim.Optimizer, optimizer))
+                for optimizer in optimizers:
+                    frozen_adam.check(method, optimizer)
                 found.append(text)
         elif not isinstance(method, Schedule) or not (equal or (scaled and warm_up_of(method).steps)):
             found.append(text)
     return list(dict.fromkeys(found))
 
 
-def families_for(
-    optimizer: torch.optim.Optimizer | None, *, equal: bool = False, scaled: bool = False
-) -> list[Family]:
+def families_for(optimizers: Optimizers, *, equal: bool = False, scaled: bool = False) -> list[Family]:
     """Schedules whose period is chosen by the link, under the conditions of `candidates_for`."""
-    if equal or kind_of(optimizer) != "adaptive":
+    if equal or kind_of(optimizers) != "adaptive":
         return []
     return [each for each in families() if not (scaled and warm_up_of(each.schedule).steps)]
 
 
 def attach_auto(
-    model: torch.nn.Module,
+    model: DistributedDataParallel,
     *,
     overlap: bool,
     seed: int,
     dense_below: int,
     scaler: LossScale | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     replicas: str,
 ) -> AutoSession:
     """Let the first steps decide; see `AutoSession`."""
     checks.one_of("attach", "replicas", replicas, ("any", "equal"))
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            f'attach(model, "auto") takes a DistributedDataParallel model, not {type(model).__name__}'
-        )
-    return AutoSession(model, _Options(overlap, seed, dense_below, scaler, optimizer, replicas))
+    return AutoSession(model, _Options(overlap, seed, dense_below, scaler, Optimizers(optimizer), replicas))

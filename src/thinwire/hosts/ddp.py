@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thinwire.core.engine import Engine, LossScale
+from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
 from thinwire.core.measured_link import Buckets
+from thinwire.core.optimizers import Given, LossScale
 from thinwire.core.routing import View
 from thinwire.drivers.behind import Behind, Delivered
 from thinwire.drivers.direct import Direct
@@ -65,18 +66,11 @@ def attach_gradients(
     seed: int,
     dense_below: int,
     scaler: LossScale | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     inner_group: dist.ProcessGroup | None = None,
     link: Link | None = None,
 ) -> Session:
     """Average a DDP model's gradients; the arguments are those of `thinwire.attach`."""
-    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(
-            f"{exchange.name} averages gradients: attach() then takes a DistributedDataParallel model, not "
-            f"{type(model).__name__}: wrap it first, or use thinwire.Session(model.named_parameters(), "
-            "method) and session.average() in your own loop. A bare model takes a schedule, such as "
-            "'pqasgd(every=8)'"
-        )
     if getattr(model, "mixed_precision", None) is not None:
         raise ConfigError("DDP's own mixed_precision installs a hook of its own: use torch.autocast instead")
     if getattr(model, "_use_python_reducer", False):

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 
 from thinwire.core.agreement import digest_of
-from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
+from thinwire.core.optimizers import Given, LossScale
 from thinwire.core.routing import View
 from thinwire.core.shards import is_sharded, local, named_shards, sharded_like
 from thinwire.drivers.direct import Direct
@@ -55,7 +55,7 @@ def attach_fsdp(
     seed: int,
     dense_below: int,
     scaler: LossScale | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     link: Link | None = None,
 ) -> Session:
     """Average the shards' gradients over the replicas; the arguments are those of `thinwire.attach`.
@@ -157,17 +157,9 @@ def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return found
 
 
-def check_replicas(model: nn.Module, method: str, group: dist.ProcessGroup | None) -> None:
+def check_replicas(model: nn.Module, group: dist.ProcessGroup) -> None:
     """For schedules, which average the shards of several replicas."""
-    parameters = sharded_parameters(model)
-    if group is None:
-        raise ConfigError(
-            f"{method} averages replicas, so it needs at least two of this model: fully_shard(model, "
-            'mesh=mesh["shard"]) and attach(model, method, optimizer=optimizer, '
-            'process_group=mesh["replicate"].get_group()). The nearest method that works on one replica is '
-            "'qsgd(bits=4)'"
-        )
-    check_replica_group(parameters.values(), group)
+    check_replica_group(sharded_parameters(model).values(), group)
 
 
 def check_replica_group(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:

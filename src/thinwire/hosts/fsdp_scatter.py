@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given, LossScale, Optimizers
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.registry import list_methods
 from thinwire.net.costs import Link
@@ -51,7 +51,7 @@ def attach_scatter(
     seed: int,
     dense_below: int,
     scaler: LossScale | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     link: Link | None = None,
 ) -> Session:
     """Replace the reduce-scatter of every FSDP module; the arguments are those of `thinwire.attach`."""
@@ -65,6 +65,7 @@ def attach_scatter(
             'the ranks with the same shard of each replica, such as mesh["replicate"].get_group()'
         )
     check_scatters(exchange)
+    Optimizers(optimizer).check_all_held(parameters)
     # The whole tensors are described, without memory: all ranks have a part in each of them.
     whole = {
         name: torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)

@@ -12,8 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from thinwire import log
 from thinwire.core.config import Configured
-from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import LossScale, Optimizers
 from thinwire.core.state import SavedState
 from thinwire.predict.families import same_family
 from thinwire.sessions.gradient import Session
@@ -24,7 +24,7 @@ from thinwire.sessions.replicas import Replicas
 def leave(
     session: Session | PeriodicSession,
     following: Configured,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Optimizers,
     scaler: LossScale | None,
 ) -> dict[str, torch.Tensor]:
     """Before a session ends: make the replicas equal. Returns what the next gradients have to carry.
@@ -38,7 +38,7 @@ def leave(
         session.sync()
         return {}
     if isinstance(session, PeriodicSession):
-        _flush(session, optimizer)
+        _flush(session, optimizers)
         return {}
     residuals = session.residuals()
     if _of_momenta(session.method) != _of_momenta(following):
@@ -90,8 +90,8 @@ def _of_momenta(method: Configured) -> bool:
 
 
 @torch.no_grad()
-def _flush(session: PeriodicSession, optimizer: torch.optim.Optimizer | None) -> None:
-    """Synchronise, apply what has not been sent, and average the optimizer's state, all of it exactly."""
+def _flush(session: PeriodicSession, optimizers: Optimizers) -> None:
+    """Synchronise, apply what has not been sent, and average the optimizers' state, all of it exactly."""
     session.sync()
     residuals = session.residuals()
     for block in session.blocks:
@@ -100,7 +100,7 @@ def _flush(session: PeriodicSession, optimizer: torch.optim.Optimizer | None) ->
             if slot.name in residuals:
                 part.sub_(residuals[slot.name].view(-1))
         block.write(values)
-    replicas = Replicas(session.parameters, optimizer)
+    replicas = Replicas(session.parameters, optimizers)
     session.run(replicas.reconcile(session.rank_info, session.step, session.engine.link))
     if session.method.outer.momentum and session.speaks:
         log.info("the outer momentum of %s ends with it", session.method)

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,8 +14,7 @@ from thinwire import log
 from thinwire.averaging.analysis import conditions, is_analysed
 from thinwire.averaging.base import Schedule
 from thinwire.core import checks
-from thinwire.core.engine import LossScale
-from thinwire.core.optimizer_state import with_gradients
+from thinwire.core.optimizers import Given, LossScale
 from thinwire.errors import ConfigError
 from thinwire.net.costs import Link
 from thinwire.sessions.periodic import PeriodicSession
@@ -33,7 +31,7 @@ def is_scheduled(model: nn.Module) -> bool:
 def attach_schedule(
     model: nn.Module,
     method: Schedule,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     *,
     seed: int,
     dense_below: int,
@@ -46,11 +44,6 @@ def attach_schedule(
     """Synchronise the replicas after the optimizer steps that `method` asks for."""
     if steps is not None:
         checks.whole("attach", "steps", steps, 1)
-    if optimizer is None:
-        raise ConfigError(
-            f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
-            "optimizer=optimizer)"
-        )
     if scaler is not None and method.gradient_warmup and method.warmup:
         raise ConfigError(
             f"{method.name} averages gradients in its warm-up, where a GradScaler would skip steps on single "
@@ -71,9 +64,7 @@ def attach_schedule(
     )
     if isinstance(model, DistributedDataParallel):
         session.on_detach(silence(model))
-    session.on_detach(watch_optimizer(optimizer, session))
-    if scaler is not None:
-        session.on_detach(_watch_scaler(scaler, optimizer, session))
+    session.on_detach(watch_steps(session, scaler))
     _scheduled.add(module)
     session.on_detach(lambda: _scheduled.discard(module))
     _tell_conditions(session, steps)
@@ -88,49 +79,10 @@ def _tell_conditions(session: PeriodicSession, steps: int | None) -> None:
         (log.warning if found.met is False else log.info)("%s", found)
 
 
-def watch_optimizer(optimizer: torch.optim.Optimizer, session: PeriodicSession) -> Callable[[], None]:
-    """Call the session before and after every step; returns how to stop it."""
-
-    def before_step(stepped: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return with_gradients(stepped, args, kwargs, session.before_step)
-
-    def after_step(stepped: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        session.after_step()
-
-    hooks = [optimizer.register_step_post_hook(after_step)]
-    if session.method.gradient_warmup:
-        hooks.append(optimizer.register_step_pre_hook(before_step))
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return remove
-
-
-def _watch_scaler(
-    scaler: LossScale, optimizer: torch.optim.Optimizer, session: PeriodicSession
-) -> Callable[[], None]:
-    """Count the steps that a GradScaler skips because gradients overflow, on this rank alone.
-
-    Otherwise the ranks would synchronise after different batches, and at the end one would wait for ever.
-    """
-    watched = cast(Any, scaler)
-    original = watched.step
-
-    def step(stepped: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        before = session.step
-        result = original(stepped, *args, **kwargs)
-        if stepped is optimizer and session.step == before:
-            session.after_step()
-        return result
-
-    def restore() -> None:
-        if watched.__dict__.get("step") is step:
-            del watched.step
-
-    watched.step = step
-    return restore
+def watch_steps(session: PeriodicSession, scaler: LossScale | None = None) -> Callable[[], None]:
+    """Call the session before and after every training step; returns how to stop it."""
+    before = session.before_step if session.method.gradient_warmup else None
+    return session.optimizers.watch(before=before, after=session.after_step, scaler=scaler)
 
 
 def silence(model: DistributedDataParallel) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire.averaging.base import Schedule
+from thinwire.core.optimizers import Optimizers, parameters_of
 from thinwire.errors import ConfigError
 from thinwire.hosts.attach import attach
 from thinwire.hosts.ddp import has_session
@@ -57,7 +58,7 @@ class Attached:
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizers: Optimizers
     session: BaseSession | None
     meter: Meter | None
 
@@ -74,7 +75,7 @@ class ScriptHost:
     Args:
         method: a method string, "auto", "alone" or one of `PYTORCH`.
         link: every session is throttled to it; a link of the lab is slow by itself.
-        on_model: called before a model is attached, with the model and its optimizer.
+        on_model: called before a model is attached, with the model and its optimizers.
         on_attached: called afterwards, before the model's first training forward pass.
     """
 
@@ -83,7 +84,7 @@ class ScriptHost:
         method: str,
         *,
         link: str = "none",
-        on_model: Callable[[nn.Module, torch.optim.Optimizer | None], None] | None = None,
+        on_model: Callable[[nn.Module, Optimizers], None] | None = None,
         on_attached: Callable[[Attached], None] | None = None,
     ) -> None:
         self.method = method
@@ -175,20 +176,21 @@ class ScriptHost:
             raise ScriptError(
                 "the script calls thinwire.attach itself: start it with torchrun, or leave that call out"
             )
-        optimizer = self._optimizer_of(model)
+        optimizers = self._optimizers_of(model)
         if self._on_model is not None:
-            self._on_model(model, optimizer)
+            self._on_model(model, optimizers)
         try:
-            session = self._session_of(model, optimizer)
+            session = self._session_of(model, optimizers)
         except ConfigError as error:
             raise ScriptError(str(error)) from error
         metered = session or self._groups.get(model)
-        self.attached.append(Attached(model, optimizer, session, metered.meter if metered else None))
+        self.attached.append(Attached(model, optimizers, session, metered.meter if metered else None))
         if self._on_attached is not None:
             self._on_attached(self.attached[-1])
 
-    def _session_of(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> BaseSession | None:
+    def _session_of(self, model: nn.Module, optimizers: Optimizers) -> BaseSession | None:
         if self.method not in (ALONE, *PYTORCH):
+            optimizer = list(optimizers) or None
             session = attach(model, self.method, optimizer=optimizer, scaler=self._scaler())
             throttle(session, self.link)
             return session
@@ -202,22 +204,22 @@ class ScriptHost:
 
     # -- what trains them ------------------------------------------------------------------------------
 
-    def _optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer | None:
-        """The one that holds the model's parameters; None if there are several, each with a part."""
+    def _optimizers_of(self, model: nn.Module) -> Optimizers:
+        """Those that hold the model's parameters; of two that hold the same one, the newer."""
         own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
         alive = [optimizer for each in self._optimizers if (optimizer := each()) is not None]
-        sharing = [each for each in alive if own & _held(each)]
-        whole = [each for each in sharing if own <= _held(each)]
-        if whole or len(sharing) == 1:
-            return (whole or sharing)[-1]
-        if self._schedule:
-            found = ", ".join(type(each).__name__ for each in sharing)
+        chosen, held = list[torch.optim.Optimizer](), set[int]()
+        for optimizer in reversed(alive):
+            holds = set(map(id, parameters_of(optimizer)))
+            if own & holds and not held & holds:
+                chosen.insert(0, optimizer)
+                held |= holds
+        if self._schedule and not chosen:
             raise ScriptError(
-                f"{self.method} counts the steps of one optimizer with all parameters of the model, and "
-                + (f"this model has {found}" if found else "the script has made none for this model")
-                + ": take a method that averages gradients, such as topk"
+                f"{self.method} counts the steps of the model's optimizer, and the script has made none for "
+                "this model: take a method that averages gradients, such as qsgd(bits=4)"
             )
-        return None
+        return Optimizers(chosen)
 
     def _scaler(self) -> torch.amp.GradScaler | None:
         enabled = [scaler for each in self._scalers if (scaler := each()) is not None and scaler.is_enabled()]
@@ -244,10 +246,6 @@ def add_pytorch_hook(model: DistributedDataParallel, method: str, group: Metered
     elif method == "pytorch-powersgd":
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-
-def _held(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _after_init(kind: type[Any], note: Callable[[Any], object]) -> Callable[[], None]:

@@ -23,13 +23,13 @@ from thinwire.averaging.base import Schedule
 from thinwire.averaging.clock import COUNTERS
 from thinwire.averaging.sync_round import SyncRound
 from thinwire.core import schema
-from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given, Optimizers
 from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_sharded, named_shards, sharded_like
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.fsdp import check_gradients, reshard
-from thinwire.hosts.model import bare, watch_optimizer
+from thinwire.hosts.model import bare, watch_steps
 from thinwire.hosts.replica_groups import Manager, ReplicaGroups, has_session
 from thinwire.net.link import Links
 from thinwire.net.meter import Timed
@@ -51,28 +51,16 @@ def attach_managed(
     *,
     seed: int,
     dense_below: int,
-    scaler: LossScale | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
 ) -> BaseSession:
     """Train with the replica groups of torchft's manager; the arguments are those of `thinwire.attach`."""
     _check_manager(manager)
     _check_model(model)
     reshard(model)
-    if scaler is not None:
-        raise ConfigError(
-            "a GradScaler skips steps on single groups, which then miss the vote: with a manager use "
-            "torch.autocast with bfloat16, which needs none"
-        )
     if isinstance(method, Exchange):
-        if _is_wrapped(optimizer):
-            optimizer = cast("torch.optim.Optimizer", cast(Any, optimizer).optim)
-        return ManagedSession(model, method, manager, seed=seed, dense_below=dense_below, optimizer=optimizer)
-    if optimizer is None:
-        raise ConfigError(
-            f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
-            "manager=manager, optimizer=optimizer)"
-        )
-    if _is_wrapped(optimizer):
+        inside = [cast(torch.optim.Optimizer, getattr(each, "optim", each)) for each in Optimizers(optimizer)]
+        return ManagedSession(model, method, manager, seed=seed, dense_below=dense_below, optimizer=inside)
+    if any(map(_is_wrapped, Optimizers(optimizer))):
         raise ConfigError(
             f"{method.name} asks for a quorum in its sync rounds, torchft's optimizer in every step: give "
             "the optimizer inside it, and step that one"
@@ -121,7 +109,7 @@ def _check_model(model: nn.Module) -> None:
         )
 
 
-def _is_wrapped(optimizer: torch.optim.Optimizer | None) -> bool:
+def _is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
     from torchft import Optimizer
 
     return isinstance(optimizer, Optimizer)
@@ -146,7 +134,7 @@ class ManagedSession(Session):
         *,
         seed: int,
         dense_below: int,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Given,
     ) -> None:
         named = named_shards((name, p) for name, p in bare(model).named_parameters() if p.requires_grad)
         _check_parameters(named, method)
@@ -224,7 +212,7 @@ class ManagedPeriodicSession(PeriodicSession):
         method: Schedule,
         manager: Manager,
         *,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Given,
         seed: int,
         dense_below: int,
     ) -> None:
@@ -262,7 +250,7 @@ class ManagedPeriodicSession(PeriodicSession):
         except BaseException:
             self.detach()
             raise
-        self.on_detach(watch_optimizer(optimizer, self))
+        self.on_detach(watch_steps(self))
 
     # -- sync rounds -------------------------------------------------------------------------------------
 

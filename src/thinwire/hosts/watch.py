@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire.core.optimizers import LossScale, Optimizers
 from thinwire.predict.timeline import Compute
 
 
@@ -23,38 +25,37 @@ class Watch:
     - backward: from there, with the loss, until the last gradient is ready. What is sent meanwhile costs
       nothing; the wait for the rest begins afterwards and is not counted. Compression in other threads takes
       processor time away from it, and that does count: it is how long computing takes beside this method;
-    - rest: the optimizer's step, without hooks that were registered after this one.
+    - rest: the optimizers' steps, without hooks that were registered after this one.
     """
 
     forward: list[float] = field(default_factory=list[float])
     backward: list[float] = field(default_factory=list[float])
     rest: list[float] = field(default_factory=list[float])
-    handles: list[RemovableHandle] = field(default_factory=list[RemovableHandle])
+    stops: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     _began: float = 0.0
     _computed: float = 0.0
     _last_gradient: float = 0.0
     _stepping: float = 0.0
 
-    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Before a session that averages in a hook of the optimizer is attached."""
+    def start(self, model: nn.Module, optimizers: Optimizers, scaler: LossScale | None = None) -> None:
+        """Before a session that averages in hooks of the optimizers is attached."""
         inner = cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
         # In a compiled model these would be traced, and compiled again in every step.
         before, after = (
             cast(Any, torch.compiler.disable(each)) for each in (self._before_forward, self._after_forward)
         )
-        self.handles.append(inner.register_forward_pre_hook(before))
-        self.handles.append(inner.register_forward_hook(after))
+        self.stops.append(inner.register_forward_pre_hook(before).remove)
+        self.stops.append(inner.register_forward_hook(after).remove)
         for parameter in inner.parameters():
             if parameter.requires_grad:
-                self.handles.append(cast(RemovableHandle, parameter.register_hook(self._on_gradient)))
-        if optimizer is not None:
-            self.handles.append(optimizer.register_step_pre_hook(self._before_update))
-            self.handles.append(optimizer.register_step_post_hook(self._after_update))
+                self.stops.append(cast(RemovableHandle, parameter.register_hook(self._on_gradient)).remove)
+        stop = optimizers.watch(before=self._before_update, after=self._after_update, scaler=scaler)
+        self.stops.append(stop)
 
     def stop(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+        for stop in self.stops:
+            stop()
+        self.stops.clear()
 
     def compute(self) -> Compute:
         """The medians so far, without the first step, which compiles and allocates."""
@@ -84,8 +85,8 @@ class Watch:
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         self._last_gradient = time.perf_counter()
 
-    def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
+    def _before_update(self) -> None:
         self._stepping = time.perf_counter()
 
-    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+    def _after_update(self) -> None:
         self.rest.append(time.perf_counter() - self._stepping)

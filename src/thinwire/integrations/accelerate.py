@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.averaging.base import Schedule
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given
 from thinwire.errors import ConfigError
 from thinwire.hosts.attach import attach as attach_prepared
 from thinwire.integrations.rank_states import RankStates
@@ -36,7 +37,7 @@ def attach(
     accelerator: Accelerator,
     model: nn.Module,
     method: str | Mapping[str, Any] | Exchange | Schedule,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Given = None,
     *,
     on_resize: OnResize = "sum",
     **options: Any,
@@ -50,7 +51,7 @@ def attach(
         accelerator: the one that has prepared model and optimizer.
         model: what `accelerator.prepare` returned.
         method: as for `thinwire.attach`.
-        optimizer: what `accelerator.prepare` returned; a schedule needs it.
+        optimizer: what `accelerator.prepare` returned, one or a list; a schedule needs it.
         on_resize: what becomes of residuals if a checkpoint is continued with another number of ranks.
         options: other arguments of `thinwire.attach`, such as `dense_below`.
     """
@@ -59,12 +60,12 @@ def attach(
             f"the model is not wrapped in DistributedDataParallel, but a {type(model).__name__}: call "
             "accelerator.prepare first, and start the script with torchrun or `accelerate launch`"
         )
-    if optimizer is not None and not isinstance(optimizer, AcceleratedOptimizer):
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
+    if not all(isinstance(each, AcceleratedOptimizer) for each in several):
         raise ConfigError("the optimizer is not prepared: give what accelerator.prepare returned for it")
-    inner = cast("torch.optim.Optimizer | None", getattr(optimizer, "optimizer", None))
     scaler = cast(Any, accelerator).scaler
-    session = attach_prepared(model, cast(str, method), optimizer=inner, scaler=scaler, **options)
-    register(accelerator, RankStates(session, model, inner, on_resize))
+    session = attach_prepared(model, cast(str, method), optimizer=optimizer, scaler=scaler, **options)
+    register(accelerator, RankStates(session, model, optimizer, on_resize))
     return session
 
 

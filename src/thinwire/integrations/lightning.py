@@ -69,17 +69,11 @@ class ThinwireCallback(Callback):
                 f"{type(trainer.strategy).__name__}"
             )
         optimizers = cast("list[torch.optim.Optimizer]", trainer.optimizers)
-        if len(optimizers) > 1:
-            raise ConfigError(
-                f"this module has {len(optimizers)} optimizers, and ThinwireCallback serves one: call "
-                "thinwire.attach yourself"
-            )
-        optimizer = optimizers[0] if optimizers else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         method = cast(str, self._method)
-        session = attach(model, method, optimizer=optimizer, scaler=scaler, **self._options)
+        session = attach(model, method, optimizer=optimizers or None, scaler=scaler, **self._options)
         self.session = session
-        self._states = RankStates(session, model, optimizer, self._on_resize)
+        self._states = RankStates(session, model, optimizers, self._on_resize)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning has restored the model and the optimizer: now this rank's own state."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from thinwire import log
+from thinwire.core.optimizers import Given, Optimizers
 from thinwire.errors import StateError
 from thinwire.sessions import checkpoint_file
 from thinwire.sessions.base import BaseSession
@@ -29,7 +30,7 @@ class RankStates:
     Args:
         session: of this rank.
         model: the model, wrapped or not.
-        optimizer: the optimizer; None if there is none.
+        optimizer: the optimizer, or several; None if there is none.
         on_resize: what becomes of residuals if the number of ranks has changed; see `load_state_dict`.
     """
 
@@ -37,12 +38,12 @@ class RankStates:
         self,
         session: BaseSession,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Given,
         on_resize: OnResize,
     ) -> None:
         self.session = session
         self._model = bare(model)
-        self._optimizer = optimizer
+        self._optimizers = Optimizers(optimizer)
         self._on_resize: OnResize = on_resize
 
     # -- this rank's part --------------------------------------------------------------------------------
@@ -52,8 +53,8 @@ class RankStates:
         found: dict[str, Any] = {"session": self.session.sealed()}
         if self.session.reconcile_every is not None and not isinstance(self.session, PeriodicSession):
             found["model"] = checkpoint_file.copied(self._model.state_dict(), "model")
-            if self._optimizer is not None:
-                found["optimizer"] = checkpoint_file.copied(self._optimizer.state_dict(), "optimizer")
+            kept = [each.state_dict() for each in self._optimizers]
+            found["optimizers"] = checkpoint_file.copied(kept, "optimizers")
         return found
 
     def load(self, size: int, read: Callable[[int], Mapping[str, Any]]) -> None:
@@ -85,8 +86,8 @@ class RankStates:
         self.session.load_state_dict(states if resized else states[0], on_resize=how)
         if "model" in found[0] and not resized:
             self._model.load_state_dict(found[0]["model"])
-            if self._optimizer is not None:
-                self._optimizer.load_state_dict(found[0]["optimizer"])
+            for optimizer, saved in zip(self._optimizers, found[0]["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
 
     def _agree(self, error: str | None) -> None:
         """Raise on every rank if one of them has an error."""

@@ -16,11 +16,13 @@ from typing import Any, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.averaging.analysis import is_analysed
 from thinwire.averaging.base import Schedule
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError
 from thinwire.hosts.attach import attach
 from thinwire.integrations.rank_states import RankStates, finish
+from thinwire.methods.registry import parse
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 
@@ -105,7 +107,7 @@ class ThinwireCallback(TrainerCallback):
             cast(str, self._method),
             optimizer=optimizer,
             scaler=trainer.accelerator.scaler,
-            steps=state.max_steps,
+            **self._known(state.max_steps),
             **self._options,
         )
         self.session = session
@@ -113,6 +115,10 @@ class ThinwireCallback(TrainerCallback):
         if self._resume:
             newest = cast(Any, trainer_utils).get_last_checkpoint
             self._states.read(Path(newest(args.output_dir) if self._resume is True else self._resume))
+
+    def _known(self, steps: int) -> dict[str, int]:
+        """The number of steps, for a method that asks for it."""
+        return {"steps": steps} if self._method != "auto" and is_analysed(parse(self._method)) else {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the last step make the replicas equal, before the last evaluation and checkpoint."""

@@ -8,9 +8,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from thinwire.core.engine import LossScale
 from thinwire.core.exchange import Exchange
-from thinwire.core.optimizer_state import SESSION, with_gradients
+from thinwire.core.optimizers import SESSION, LossScale, with_gradients
 from thinwire.core.shards import is_sharded
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam

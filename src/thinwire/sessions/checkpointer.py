@@ -19,7 +19,7 @@ from torch import nn
 
 from thinwire import log
 from thinwire.core import schema
-from thinwire.core.optimizer_state import SESSION
+from thinwire.core.optimizers import SESSION, Given, Optimizers
 from thinwire.errors import ConfigError, StateError, ThinwireError
 from thinwire.net import frames
 from thinwire.net.executor import ProcessGroupExecutor
@@ -30,7 +30,7 @@ from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.checkpoint_file import CHUNK, Mark
 from thinwire.sessions.generations import Generation, common_file, rank_file
 from thinwire.sessions.periodic import PeriodicSession
-from thinwire.sessions.periodic_checkpoint import check_optimizer_state
+from thinwire.sessions.periodic_checkpoint import check_optimizer_states
 from thinwire.sessions.replicas import bare
 
 EXIT_TIMEOUT = 10.0
@@ -69,7 +69,7 @@ class Checkpointer:
         folder: where the checkpoints are; of one run only.
         session: what `thinwire.attach` returned.
         model: the model, wrapped in DistributedDataParallel or not.
-        optimizer: the optimizer; None if there is none.
+        optimizer: the optimizer, or several, such as [muon, adamw]; None if there is none.
         every: `step` saves after so many steps; None leaves it to `save`.
         keep: the number of complete generations that are kept.
         also: other objects with a state that is equal on all ranks, by name: a learning-rate scheduler, a
@@ -83,7 +83,7 @@ class Checkpointer:
         folder: str | Path,
         session: BaseSession,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Given,
         *,
         every: int | None = None,
         keep: int = 2,
@@ -101,7 +101,7 @@ class Checkpointer:
         """Calls of `step` so far, with those of the run that was continued."""
         self._session = session
         self._model = bare(model)
-        self._optimizer = optimizer
+        self._optimizers = Optimizers(optimizer)
         self._every = every
         self._keep = keep
         self._also = dict(also or {})
@@ -186,10 +186,13 @@ class Checkpointer:
     def _model_and_optimizer(self) -> dict[str, Any]:
         state = {name: each for name, each in self._model.state_dict().items() if name not in self._held}
         found = {"model": checkpoint_file.copied(state, "model")}
-        if self._optimizer is not None and not isinstance(self._session, PeriodicSession):
+        if not isinstance(self._session, PeriodicSession):
             # The session's state is saved for every rank, also if the optimizer owns the session.
-            kept = {name: each for name, each in self._optimizer.state_dict().items() if name != SESSION}
-            found["optimizer"] = checkpoint_file.copied(kept, "optimizer")
+            kept = [
+                {name: part for name, part in each.state_dict().items() if name != SESSION}
+                for each in self._optimizers
+            ]
+            found["optimizers"] = checkpoint_file.copied(kept, "optimizers")
         return found
 
     @property
@@ -385,8 +388,8 @@ class Checkpointer:
         schema.tensors(tensors)(
             {name: theirs[name] for name in theirs if name not in own or name in tensors}, "model"
         )
-        if self._optimizer is not None and not isinstance(self._session, PeriodicSession):
-            check_optimizer_state(self._optimizer, _part(shared, "optimizer"), "optimizer")
+        if not isinstance(self._session, PeriodicSession):
+            check_optimizer_states(self._optimizers, _part(shared, "optimizers"), "optimizers")
         saved = _part(common, "also")
         if saved.keys() != self._also.keys():
             raise StateError(
@@ -397,8 +400,9 @@ class Checkpointer:
         held = self._session.held  # after its state has been loaded: an automatic session may be periodic now
         theirs = {name: each for name, each in _part(shared, "model").items() if name not in held}
         self._model.load_state_dict(theirs, strict=not held)
-        if self._optimizer is not None and not held:
-            self._optimizer.load_state_dict(_part(shared, "optimizer"))
+        if not held:
+            for optimizer, saved in zip(self._optimizers, _part(shared, "optimizers"), strict=True):
+                optimizer.load_state_dict(saved)
         for name, each in self._also.items():
             each.load_state_dict(_part(common, "also")[name])
 

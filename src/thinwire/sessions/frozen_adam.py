@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from thinwire.core.engine import Engine
-from thinwire.core.optimizer_state import has_coupled_decay, with_gradients
+from thinwire.core.optimizers import has_coupled_decay, with_gradients
 from thinwire.core.shards import local
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.adam import Adam

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from thinwire.core.channel import Program
-from thinwire.core.engine import Engine, LossScale
+from thinwire.core.engine import Engine
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given, LossScale, Optimizers
 from thinwire.drivers.behind import Behind, overlapping
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam
@@ -21,7 +22,7 @@ from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import checkpoint, frozen_adam
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.histogram import Histogram, measure
-from thinwire.sessions.optimizer_checks import check_optimizer
+from thinwire.sessions.optimizer_checks import check_optimizers
 from thinwire.sessions.replicas import Replicas
 from thinwire.sessions.same_batch import stale_gradients
 
@@ -46,8 +47,9 @@ class Session(BaseSession):
         seed: of the random numbers that the ranks share; equal on all ranks.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, so that residuals follow its scale.
-        optimizer: the optimizer in use. One with momentum is refused if the method has its own, and
-            `reconcile` averages its state as well. `adam` takes steps of AdamW for it.
+        optimizer: the optimizer in use, or several, such as [muon, adamw]. One with momentum is refused if
+            the method has its own, and `reconcile` averages its state as well. `adam` takes steps of AdamW
+            for it.
         lanes: the number of private process groups.
         inner_group: for `hierarchical`: the process group of this rank's host, such as
             `mesh["local"].get_group()`; None takes consecutive ranks.
@@ -66,12 +68,13 @@ class Session(BaseSession):
         seed: int = 0,
         dense_below: int = 1024,
         scaler: LossScale | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Given = None,
         lanes: int = 1,
         inner_group: dist.ProcessGroup | None = None,
         rank_info: RankInfo | None = None,
         link: Link | None = None,
     ) -> None:
+        optimizers = Optimizers(optimizer)
         self.engine = Engine(
             named_parameters,
             parse_exchange(method),
@@ -79,7 +82,7 @@ class Session(BaseSession):
             dense_below=dense_below,
             seed=seed,
             scaler=scaler,
-            optimizer=optimizer,
+            optimizers=optimizers,
             link=link,
         )
         exchanges, parameters = self.engine.exchanges, self.engine.parameters
@@ -87,8 +90,9 @@ class Session(BaseSession):
         self._reconcile_every = min((period for period in periods if period is not None), default=None)
         self._reconciled = 0
         self._needs_forward: str | None = None
-        self._replicas = Replicas(parameters, optimizer)
-        warnings = check_optimizer(exchanges, optimizer)
+        self._replicas = Replicas(parameters, optimizers)
+        optimizers.check_all_held(parameters)
+        warnings = check_optimizers(exchanges, optimizers)
         if self._reconcile_every is not None:
             warnings.append(
                 f"replicas drift; their parameters are averaged, dense, every {self._reconcile_every} steps"
@@ -99,8 +103,9 @@ class Session(BaseSession):
             self.behind = Behind(self.engine, overlapping(self.engine.executors), adaptive=adaptive)
             self.on_detach(self.behind.close)
         adam = next((exchange for exchange in exchanges if isinstance(exchange, Adam)), None)
-        if adam is not None and optimizer is not None:
-            self.on_detach(frozen_adam.install(adam, optimizer, self.engine))
+        if adam is not None:
+            for each in optimizers:
+                self.on_detach(frozen_adam.install(adam, each, self.engine))
 
     @property
     def method(self) -> Exchange:

@@ -12,7 +12,7 @@ from thinwire.averaging.base import Schedule
 from thinwire.averaging.postlocal import PostLocal
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
-from thinwire.core.optimizer_state import has_coupled_decay
+from thinwire.core.optimizers import Optimizers, has_coupled_decay
 from thinwire.errors import ConfigError
 from thinwire.methods.adam import Adam
 from thinwire.methods.dense import Dense
@@ -28,34 +28,33 @@ ADAPTIVE = ("adam", "adagrad", "adadelta", "adafactor", "rmsprop", "lamb")
 BETTER_WITH_ADAMW: tuple[Exchange | Schedule, ...] = (Adam(exchange=EFSign(bucket=4096)), PostLocal(every=4))
 
 
-def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """Returns warnings. Raises ConfigError if the optimizer would apply momentum a second time."""
+def check_optimizers(exchanges: Collection[Exchange], optimizers: Optimizers) -> list[str]:
+    """Returns warnings. Raises ConfigError if an optimizer would apply momentum a second time."""
     if any(exchange.traits.optimizer == "Adam" for exchange in exchanges):
-        return _about_adam(exchanges, optimizer)
-    warnings = [*_about_steps(exchanges, optimizer), *_about_second_moments(exchanges, optimizer)]
+        return _about_adam(exchanges, optimizers)
+    warnings = [*_about_steps(exchanges, optimizers), *_about_second_moments(exchanges, optimizers)]
     owners = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "no momentum"})
     if not owners:
         return warnings
     method = owners[0]
-    if optimizer is None:
+    if not len(optimizers):
         return [
             *warnings,
             f"{method} keeps the momentum itself: the optimizer must have none (give it to attach or Session "
             "as optimizer=..., and this is checked)",
         ]
-    name, groups = type(optimizer).__name__, optimizer.param_groups
-    for group in groups:
-        second = _momentum(group)
+    for optimizer in optimizers:
+        second = next(filter(None, map(_momentum, optimizer.param_groups)), None)
         if second is not None:
             raise ConfigError(
-                f"{method} keeps the momentum itself, and {name} has {second}: it would act twice. Take an "
-                "optimizer without (SGD with momentum=0, Adam with betas=(0, ...)), or a method that leaves "
-                "it to the optimizer, such as topk"
+                f"{method} keeps the momentum itself, and {type(optimizer).__name__} has {second}: it would "
+                "act twice. Take an optimizer without (SGD with momentum=0, Adam with betas=(0, ...)), or a "
+                "method that leaves it to the optimizer, such as topk"
             )
     without = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer != "no momentum"})
     if without:
         warnings.append(f"tensors served by {without[0]} have no momentum, those served by {method} do")
-    if any(has_coupled_decay(optimizer, group) for group in groups):
+    if any(has_coupled_decay(each, group) for each in optimizers for group in each.param_groups):
         a = max(float(getattr(exchange, "momentum", 0.0)) for exchange in exchanges)
         warnings.append(
             f"weight decay comes after {method}, without momentum: it acts {1 - a:.3g} times as strong as in "
@@ -64,8 +63,8 @@ def check_optimizer(exchanges: Collection[Exchange], optimizer: torch.optim.Opti
     return warnings
 
 
-def _about_adam(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """All tensors of a step hold gradients or all hold momenta, and the optimizer knows which."""
+def _about_adam(exchanges: Collection[Exchange], optimizers: Optimizers) -> list[str]:
+    """All tensors of a step hold gradients or all hold momenta, and the optimizers know which."""
     settings = {
         replace(exchange, exchange=Dense()) if isinstance(exchange, Adam) else exchange
         for exchange in exchanges
@@ -78,25 +77,25 @@ def _about_adam(exchanges: Collection[Exchange], optimizer: torch.optim.Optimize
         )
     (method,) = settings
     assert isinstance(method, Adam)
-    if optimizer is None:
+    if not len(optimizers):
         return [
             f"after {method.warmup} steps adam gives averaged momenta instead of gradients: give AdamW to "
             "Session as optimizer=..., which then takes the right steps"
         ]
-    frozen_adam.check(method, optimizer)
+    for optimizer in optimizers:
+        frozen_adam.check(method, optimizer)
     return []
 
 
-def _about_second_moments(
-    exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None
-) -> list[str]:
+def _about_second_moments(exchanges: Collection[Exchange], optimizers: Optimizers) -> list[str]:
     """A warning for residuals under an optimizer that divides by the size of past gradients."""
-    if optimizer is None or not _is_adaptive(optimizer):
+    adaptive = next(filter(_is_adaptive, optimizers), None)
+    if adaptive is None:
         return []
     late = sorted((exchange for exchange in exchanges if has_residual(exchange)), key=str)
     if not late:
         return []
-    name, better = type(optimizer).__name__, " or ".join(map(str, BETTER_WITH_ADAMW))
+    name, better = type(adaptive).__name__, " or ".join(map(str, BETTER_WITH_ADAMW))
     return [
         f"{late[0]} sends late what it leaves out, and {name} takes that for larger gradients: with it "
         f"transformers train worse than dense; {better} with AdamW does better"
@@ -115,30 +114,30 @@ def has_residual(exchange: Exchange) -> bool:
     return any(tensor.numel() for tensor in state.tensors("residual").values())
 
 
-def _about_steps(exchanges: Collection[Exchange], optimizer: torch.optim.Optimizer | None) -> list[str]:
+def _about_steps(exchanges: Collection[Exchange], optimizers: Optimizers) -> list[str]:
     """Warnings for rules that measure past steps by past outputs, which is right for plain SGD only."""
     counting = sorted({str(exchange) for exchange in exchanges if exchange.traits.optimizer == "plain SGD"})
-    if not counting or optimizer is None:
+    if not counting or not len(optimizers):
         return []
-    name = type(optimizer).__name__
     found: list[str] = []
-    if not is_plain_sgd(optimizer):
+    if not all(map(is_plain_sgd, optimizers)):
         found.append(
             f"{counting[0]} skips uploads by a rule for steps that are the learning rate times the gradient; "
-            f"with {name} (momentum or adaptive steps) its guarantees do not hold, and more or fewer uploads "
-            "may be skipped than is good"
+            f"with {optimizers} (momentum or adaptive steps) its guarantees do not hold, and more or fewer "
+            "uploads may be skipped than is good"
         )
-    if len({group.get("lr") for group in optimizer.param_groups}) > 1:
-        found.append(f"{counting[0]} measures steps without the learning rate: {name} has several")
+    if len({group.get("lr") for group in optimizers.groups}) > 1:
+        found.append(f"{counting[0]} measures steps without the learning rate: {optimizers} has several")
     return found
 
 
-def kind_of(optimizer: torch.optim.Optimizer | None) -> OptimizerKind:
-    if optimizer is None:
+def kind_of(optimizers: Optimizers) -> OptimizerKind:
+    """Of several, the kind that asks the most of a method."""
+    if not len(optimizers):
         return "unknown"
-    if _is_adaptive(optimizer):
+    if any(map(_is_adaptive, optimizers)):
         return "adaptive"
-    return "plain SGD" if is_plain_sgd(optimizer) else "other"
+    return "plain SGD" if all(map(is_plain_sgd, optimizers)) else "other"
 
 
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,14 +13,15 @@ from torch import nn
 from thinwire import log
 from thinwire.averaging.base import Outer, Schedule
 from thinwire.averaging.clock import Clock
-from thinwire.averaging.fragments import Block, cut
+from thinwire.averaging.fragments import Block, Fragment, cut
 from thinwire.averaging.gradient_warmup import GradientWarmup
 from thinwire.averaging.pace import Pace, overlap_for
 from thinwire.averaging.spares import Spares
-from thinwire.averaging.sync_round import NOTE_BYTES, OptimizerTensors, SyncRound
+from thinwire.averaging.sync_round import NOTE_BYTES, SyncRound, remembered
 from thinwire.core.agreement import EVERY, digest_of
 from thinwire.core.channel import Program
 from thinwire.core.engine import Engine
+from thinwire.core.optimizers import Given, Optimizers
 from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, is_sharded, local, named_shards
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
@@ -48,7 +49,7 @@ class PeriodicSession(BaseSession):
     Args:
         model: this rank's replica, without a DistributedDataParallel wrapper.
         method: the schedule.
-        optimizer: the optimizer that takes the local steps.
+        optimizer: the optimizer that takes the local steps, or several, such as [muon, adamw].
         process_group: the ranks to synchronise with; None is the default group.
         seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
@@ -66,7 +67,7 @@ class PeriodicSession(BaseSession):
         self,
         model: nn.Module,
         method: Schedule,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Given,
         process_group: dist.ProcessGroup | None = None,
         *,
         seed: int = 0,
@@ -81,13 +82,12 @@ class PeriodicSession(BaseSession):
                 "replica groups: attach(..., manager=manager)"
             )
         self._method = method
-        self.optimizer = optimizer
+        self.optimizers = Optimizers(optimizer)
         self.aborted = 0
         self.sync_rounds = 0
         self.parameters = named_shards((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        check_parameters(self.parameters, optimizer, method)
+        check_parameters(self.parameters, self.optimizers, method)
         self._model = model
-        self._optimizer_tensors = OptimizerTensors(optimizer)
         self.clock = Clock(method, seed)
         self._pace = Pace()
         self.spares = Spares()
@@ -184,7 +184,7 @@ class PeriodicSession(BaseSession):
         """This rank's settings, which must be equal on all ranks, besides those that the engine compares."""
         return {
             "schedule": repr(self.method),
-            "optimizer": type(self.optimizer).__name__,
+            "optimizer": str(self.optimizers),
             "buffers": [_described(name, buffer) for name, buffer in self.all_buffers.items()],
             "parameters": [_described(name, parameter) for name, parameter in self.parameters.items()],
         }
@@ -203,7 +203,7 @@ class PeriodicSession(BaseSession):
                 return None
             total += promised + NOTE_BYTES
             if self.method.momentum == "average":
-                total += sum(map(_bytes, self._optimizer_tensors.of(fragment.pieces).values()))
+                total += sum(map(_bytes, remembered(self.optimizers, fragment.pieces).values()))
         return total
 
     def payload_bytes(self) -> float | None:
@@ -219,7 +219,7 @@ class PeriodicSession(BaseSession):
     def replicas(self) -> Replicas:
         """This rank's parameters, once sync rounds under way have arrived."""
         self._wait_for_all()
-        return Replicas(self.parameters, None)
+        return Replicas(self.parameters, Optimizers())
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class PeriodicSession(BaseSession):
         if self.gradient_warmup is not None and self.step < self.method.warmup:
             return self._count_warmup_step(self.gradient_warmup)
         if self.gradient_warmup is not None:
-            self.gradient_warmup.scale_second_moments(self.optimizer, self.rank_info.size)
+            self.gradient_warmup.scale_second_moments(self.optimizers, self.rank_info.size)
         due, delay, ends = self.clock.tick()
         while self.under_way and self.under_way[0][0].due <= self.clock.step:
             self._apply_next()
@@ -358,7 +358,7 @@ class PeriodicSession(BaseSession):
         dense = dict(self.buffers) if buffers else {}
         if self.method.momentum == "average":
             for fragment in fragments:
-                dense |= self._optimizer_tensors.of(fragment.pieces)
+                dense |= remembered(self.optimizers, fragment.pieces)
         step = self.clock.step
         which = [*numbers, *([-1] if forced else [])]
         sync_round = SyncRound(
@@ -477,8 +477,7 @@ class PeriodicSession(BaseSession):
             sync_round.apply(outer, self.method.blend_share)
             sync_round.apply_dense()
             if self.method.momentum == "reset":
-                pieces = [piece for fragment in sync_round.fragments for piece in fragment.pieces]
-                self._optimizer_tensors.forget(pieces)
+                self._forget_momenta(sync_round.fragments)
         else:
             self._abort(sync_round)
         sync_round.release()
@@ -497,8 +496,7 @@ class PeriodicSession(BaseSession):
             if not is_finite(block.read()):
                 own = begun.get(id(block), block.anchor)  # what its result, once it arrives, is added to
                 block.write(own if is_finite(own) else block.anchor)
-        pieces = [piece for fragment in self.fragments for piece in fragment.pieces]
-        self._optimizer_tensors.forget(pieces, only_if_not_finite=True)
+        self._forget_momenta(self.fragments, only_if_not_finite=True)
         if self.speaks:
             log.warning(
                 "the sync round after step %d is aborted: a rank's parameters were not finite. All ranks go "
@@ -506,6 +504,13 @@ class PeriodicSession(BaseSession):
                 sync_round.step,
                 self.aborted,
             )
+
+    def _forget_momenta(self, fragments: Sequence[Fragment], *, only_if_not_finite: bool = False) -> None:
+        """Where an optimizer goes on as if the parameters had never had a gradient."""
+        for piece in (piece for fragment in fragments for piece in fragment.pieces):
+            kept = remembered(self.optimizers, [piece]).values()
+            if not only_if_not_finite or not all(map(is_finite, kept)):
+                self.optimizers.forget(piece.parameter)
 
     def _announce(self, first: Tally) -> None:
         if self._announced or not self.speaks:
@@ -551,7 +556,7 @@ class PeriodicSession(BaseSession):
 
 
 def check_parameters(
-    parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, method: Schedule
+    parameters: Mapping[str, torch.Tensor], optimizers: Optimizers, method: Schedule
 ) -> None:
     """Refuse parameters that cannot be averaged, or that would drift apart unnoticed."""
     if not parameters:
@@ -567,19 +572,25 @@ def check_parameters(
                 f"{name!r} is a {type(parameter.data).__name__}: {method.name} averages plain dense tensors "
                 "and the shards of FSDP2"
             )
+    if not len(optimizers):
+        raise ConfigError(
+            f"{method.name} counts the optimizer's steps: give it, attach(model, {str(method)!r}, "
+            "optimizer=optimizer)"
+        )
     known = {id(parameter) for parameter in parameters.values()}
-    trained = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
+    trained = optimizers.parameters
     strange = [p for p in trained if id(p) not in known and p.requires_grad]
     if strange:
         shapes = ", ".join(str(tuple(p.shape)) for p in strange[:3])
         raise ConfigError(
-            f"the optimizer trains {len(strange)} tensors that are not the model's (shapes {shapes}): they "
+            f"{optimizers} trains {len(strange)} tensors that are not the model's (shapes {shapes}): they "
             "would drift apart on the ranks; attach a model that contains all of them"
         )
     if not any(id(p) in known for p in trained):
         raise ConfigError(
-            "the optimizer trains none of the model's parameters: was it made for another model?"
+            f"{optimizers} trains none of the model's parameters: was it made for another model?"
         )
+    optimizers.check_all_held(parameters)
 
 
 def _arrived() -> None:

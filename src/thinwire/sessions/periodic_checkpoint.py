@@ -12,6 +12,7 @@ from thinwire.averaging.clock import COUNTERS
 from thinwire.averaging.fragments import Block
 from thinwire.averaging.sync_round import SyncRound
 from thinwire.core import schema
+from thinwire.core.optimizers import Optimizers, parameters_of
 from thinwire.core.shards import local, local_state, sharded_like
 from thinwire.errors import StateError
 from thinwire.sessions import checkpoint
@@ -20,7 +21,7 @@ from thinwire.sessions.checkpoint import Checked, OnResize
 if TYPE_CHECKING:
     from thinwire.sessions.periodic import PeriodicSession
 
-FORMAT = 6
+FORMAT = 7
 Tensors = dict[str, torch.Tensor]
 
 
@@ -38,7 +39,7 @@ def save(session: PeriodicSession) -> dict[str, Any]:
         "noise": _copy(_noise(session)),
         "replica": _drifted(session.blocks),
         "buffers": _copy(session.all_buffers),
-        "optimizer": copy.deepcopy(local_state(session.optimizer.state_dict())),
+        "optimizers": copy.deepcopy([local_state(each.state_dict()) for each in session.optimizers]),
         "under_way": [_saved_round(sync_round) for sync_round, _ in session.under_way],
     }
 
@@ -59,7 +60,7 @@ def periodic_schema(session: PeriodicSession) -> schema.Schema:
         # Of one rank alone, and it may have diverged: its next sync round is aborted then.
         "replica": schema.tensors(pieces, complete=False),
         "buffers": schema.tensors(session.all_buffers),
-        "optimizer": lambda value, what: check_optimizer_state(session.optimizer, value, what),
+        "optimizers": lambda value, what: check_optimizer_states(session.optimizers, value, what),
         "under_way": schema.listing(lambda value, what: _check_round(session, value, what)),
     }
 
@@ -94,7 +95,8 @@ def _checked(session: PeriodicSession, given: object, on_resize: OnResize | None
 
 def _apply(session: PeriodicSession, state: Mapping[str, Any], resized: bool) -> None:
     under_way = [] if resized else [_loaded_round(session, one) for one in state["under_way"]]
-    session.optimizer.load_state_dict(_resharded(session.optimizer, copy.deepcopy(state["optimizer"])))
+    for optimizer, saved in zip(session.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(_resharded(optimizer, copy.deepcopy(saved)))
     session.clock.load(state["clock"])
     session.sync_rounds, session.aborted = int(state["sync_rounds"]), int(state["aborted"])
     with torch.no_grad():
@@ -219,8 +221,16 @@ def _loaded_round(session: PeriodicSession, given: Mapping[str, Any]) -> SyncRou
 _PER_ENTRY = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "sum")
 
 
-def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
+def check_optimizer_states(optimizers: Optimizers, given: object, what: str) -> None:
     """Find errors that torch's own `load_state_dict` finds only half-way, or not at all."""
+    found = cast("list[object]", given) if isinstance(given, list | tuple) else []
+    if len(found) != len(optimizers):
+        raise StateError(f"{what} are those of {len(found)} optimizers, and this run has {len(optimizers)}")
+    for optimizer, state in zip(optimizers, found, strict=True):
+        _check_optimizer_state(optimizer, state, f"the state of {type(optimizer).__name__} in {what}")
+
+
+def _check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what: str) -> None:
     own = optimizer.state_dict()["param_groups"]
     found = cast("Mapping[str, Any]", given if isinstance(given, Mapping) else {})
     groups, state = found.get("param_groups"), found.get("state")
@@ -234,7 +244,7 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
         group["params"] for group in own
     ]:
         raise StateError(f"{what} numbers its parameters differently from this session's")
-    parameters = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
+    parameters = parameters_of(optimizer)
     for index, kept in cast("Mapping[Any, Any]", state).items():
         if not isinstance(index, int) or not 0 <= index < len(parameters) or not isinstance(kept, Mapping):
             raise StateError(f"{what} has something for parameter {index!r}, which is not there")
@@ -249,7 +259,7 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, given: object, what:
 
 def _resharded(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Shards of sharded parameters' states become sharded tensors again."""
-    parameters = [p for group in optimizer.param_groups for p in cast("list[torch.Tensor]", group["params"])]
+    parameters = parameters_of(optimizer)
     for index, kept in cast("dict[int, dict[str, Any]]", state["state"]).items():
         shape = local(parameters[index]).shape
         for name, value in kept.items():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core.channel import Channel, Program, mark_of, together
-from thinwire.core.optimizer_state import remembered
+from thinwire.core.optimizers import Optimizers
 from thinwire.core.shards import local
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
@@ -22,13 +22,11 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 class Replicas:
-    """The parameters of one rank, and the optimizer's state for them."""
+    """The parameters of one rank, and the optimizers' state for them."""
 
-    def __init__(
-        self, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer | None
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], optimizers: Optimizers) -> None:
         self._parameters = dict(parameters)
-        self._optimizer = optimizer
+        self._optimizers = optimizers
 
     def reconcile(self, rank_info: RankInfo, step: int, link: Link) -> Program:
         """Replace all of them with their means, which are equal on all ranks to the last bit."""
@@ -56,9 +54,8 @@ class Replicas:
         """By name, in an order that is equal on all ranks."""
         found = {name: local(parameter) for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
-            if self._optimizer is not None:
-                kept = remembered(self._optimizer, parameter)
-                found |= {f"{name}\n{field}": value for field, value in kept.items()}
+            kept = self._optimizers.remembered(parameter)
+            found |= {f"{name}\n{field}": value for field, value in kept.items()}
         return found
 
 

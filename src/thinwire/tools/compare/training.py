@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import log
 from thinwire.core.engine import Engine
+from thinwire.core.optimizers import Optimizers
 from thinwire.hosts.attach import attach
 from thinwire.hosts.auto import AutoSession
 from thinwire.hosts.scripts import ALONE, ONE_BUCKET_MB, PYTORCH, add_pytorch_hook
@@ -232,7 +233,7 @@ def prepare_method(model: nn.Module, method: str, setting: Setting) -> Trainer:
         add_momentum_before(model, setting.momentum_before)
     optimizer = _optimizer(model, setting)
     watch = Watch()
-    watch.start(model, optimizer)
+    watch.start(model, Optimizers(optimizer))
     if method == ALONE:
         return Trainer(model, model, optimizer, None, watch)
     if method in PYTORCH:

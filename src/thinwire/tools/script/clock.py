@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from thinwire.core.optimizers import parameters_of
 from thinwire.hosts.scripts import Attached
 
 
@@ -19,7 +20,7 @@ class Enough(SystemExit):
 
 
 class Clock:
-    """Counts the steps of the first model's optimizer, and times them.
+    """Counts the training steps of the first model, and times them.
 
     Data loading and whatever else the script does between two steps is part of a step.
 
@@ -36,14 +37,15 @@ class Clock:
         self._total = 0.0
         self._last = 0.0
         self._own: set[int] = set()
-        self._counted: torch.optim.Optimizer | None = None
+        self._counted: set[int] = set()  # a training step is complete when these have stepped
+        self._stepped: set[int] = set()
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def attached(self, one: Attached) -> None:
         """A model is about to take its first step."""
         if not self._own:
             self._own = {id(parameter) for parameter in one.model.parameters()}
-            self._counted = one.optimizer
+            self._counted = set(map(id, one.optimizers))
             self._last = time.perf_counter()
             if self._limit is not None:
                 leave = cast(Any, torch.compiler.disable(self._leave))
@@ -65,11 +67,11 @@ class Clock:
         return statistics.median(self.durations) if self.durations else 0.0
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._counted is None and self._own & {
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        }:
-            self._counted = optimizer
-        if optimizer is self._counted:
+        if not self._counted and self._own & set(map(id, parameters_of(optimizer))):
+            self._counted = {id(optimizer)}
+        self._stepped |= {id(optimizer)} & self._counted
+        if self._counted and self._stepped == self._counted:
+            self._stepped.clear()
             now = time.perf_counter()
             self.durations.append(now - self._last)
             self._total += self.durations[-1]

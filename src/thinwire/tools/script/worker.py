@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, cast
 
 import msgspec
-import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import log
+from thinwire.core.optimizers import Optimizers
 from thinwire.hosts.auto import AutoSession
 from thinwire.hosts.scripts import Attached, ScriptError, ScriptHost, summary_order
 from thinwire.hosts.watch import Watch
@@ -71,10 +71,10 @@ class Worker:
             self._clock.close()
         return self._ended()
 
-    def _on_model(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def _on_model(self, model: nn.Module, optimizers: Optimizers) -> None:
         if self.job.follow:
             self._watches.append(Watch())
-            self._watches[-1].start(model, optimizer)
+            self._watches[-1].start(model, optimizers)
 
     def _on_step(self) -> None:
         self.sender.send(Stepped(self._clock.steps, self._clock.seconds, *self._bytes()))
@@ -191,7 +191,7 @@ def _report(name: str, one: Attached, steps: int, several: bool) -> ModelReport:
     dense = 4 * parameters if session is None else session.dense_bytes
     payload = (total.payload_bytes + total.overhead_bytes) / max(steps, 1)
     layers = {} if session is None else payload_by_parameter(session.engine, payload)
-    group = {} if one.optimizer is None else one.optimizer.param_groups[0]
+    rates = [float(group["lr"]) for group in one.optimizers.groups]
 
     def named(by_parameter: dict[str, Any]) -> dict[str, Any]:
         return {f"{name}.{key}" if several else key: value for key, value in by_parameter.items()}
@@ -212,9 +212,9 @@ def _report(name: str, one: Attached, steps: int, several: bool) -> ModelReport:
         compress_seconds_per_step=meter.work_seconds / max(steps, 1),
         layers=named(layers),
         shapes=named(shapes),
-        optimizer="" if one.optimizer is None else type(one.optimizer).__name__,
-        learning_rate=float(group.get("lr", 0.0)),
-        kind=kind_of(one.optimizer),
+        optimizer=str(one.optimizers),
+        learning_rate=rates[0] if rates else 0.0,
+        kind=kind_of(one.optimizers),
         bucket_bytes=_bucket_bytes(one.model),
     )
 
