@@ -21,7 +21,6 @@ from torch import nn
 import thinwire
 from tests.chaos.scenarios import RESIZES, STEPS, Scenario
 from tests.hosts.common import mlp, square_loss, wrap
-from thinwire.core import Exchange
 from thinwire.net import frames
 from thinwire.net.launch import Worker
 from thinwire.net.roll_call import default_store
@@ -226,7 +225,7 @@ class Rank:
             session.average({name: p.grad for name, p in self.module.named_parameters()}, in_place=True)
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-        # Averaged gradients are not finite on any rank; those of a schedule are their owner's affair, who steps.
+        # Averaged gradients are finite on all ranks or on none; with a schedule each rank steps all the same.
         if finite or self.scenario.host == "periodic":
             for optimizer in self.optimizers:
                 optimizer.step()
