@@ -15,8 +15,39 @@ from thinwire import Session, list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
 from thinwire.methods.registry import to_json
 from thinwire.net.rank_info import RankInfo
+from thinwire.sessions.checkpoint import dealt
 
 EXACT = ("localsgd(every=1)", "periodic(every=1, exchange=dense)", "spasgd(groups=1)")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"), [((2, 3), "sum"), ((4, 2), "drop"), ((2, 4), "drop"), ((3, 2), "sum")]
+)
+@pytest.mark.parametrize("method", CONFIGURATIONS)
+def test_another_number_of_ranks(method: str, sizes: tuple[int, int], how: str) -> None:
+    """Equal after the next sync rounds, and trained as well as without the resize."""
+    old, new = sizes
+    before, after, control = Cohort(method, old), Cohort(method, new), Cohort(method, new)
+    for cohort in (before, control):
+        cohort.train(range(9))
+        cohort.sync()
+    states = [session.sealed() for session in before.sessions]
+    for session in after.sessions:
+        olds = dealt(session.engine, old)
+        given = [states[rank] for rank in olds or [0]]
+        session.load_state_dict(given, on_resize=how if olds else "drop")
+    assert equal_parameters(after.models[0], before.models[0])
+    for cohort in (after, control):
+        assert all(equal_parameters(model, cohort.models[0]) for model in cohort.models)
+        cohort.train(range(9, 29))
+        cohort.sync()
+        assert all(equal_parameters(model, cohort.models[0]) for model in cohort.models)
+    assert loss(after) < 1.2 * loss(control)
+
+
+def loss(cohort: Cohort) -> float:
+    with torch.no_grad():
+        return sum(float(cohort.models[0](batch(rank, 99)).square().mean()) for rank in range(3))
 
 
 @pytest.mark.parametrize("method", CONFIGURATIONS)

@@ -16,6 +16,7 @@ import thinwire
 from tests.hosts.common import flat, mlp, square_loss
 from thinwire.core import schema
 from thinwire.net.launch import Worker, run_local
+from thinwire.net.rank_info import Hosts, RankInfo
 from thinwire.sessions import checkpoint_file, checkpointer, generations
 
 METHOD = "topk(ratio=0.1)"
@@ -286,15 +287,51 @@ def two_ranks_with_one_state(
         given = saved[:2] if few.rank() == 0 else {**saved[2], "step": 1}
         with pytest.raises(thinwire.StateError, match="checksum of 'step' does not fit"):
             session.load_state_dict(given, on_resize="sum")
+        with pytest.raises(thinwire.StateError, match="residuals of old rank 3 would be lost"):
+            session.load_state_dict(saved[:2] if few.rank() == 0 else saved[2], on_resize="sum")
         assert session.step == 0, "nothing is loaded anywhere"
         session.load_state_dict(saved[:2] if few.rank() == 0 else saved[2:], on_resize="sum")
         assert session.residuals().keys() == dict(mlp().named_parameters()).keys()
         session.detach()
 
 
+def grown(folder: Path, everyone: dist.ProcessGroup, few: dist.ProcessGroup | None) -> None:
+    """2 to 4: the new ranks need what the old ones know of the second moments."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+
+    def run(group: dist.ProcessGroup, steps: int, every: int | None) -> torch.Tensor:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        session = thinwire.Session(
+            model.named_parameters(), "adam(warmup=5)", group, dense_below=0, optimizer=optimizer
+        )
+        checkpointer = thinwire.Checkpointer(folder, session, model, optimizer, every=every)
+        begin = checkpointer.load_latest()
+        for step in range(begin, begin + steps):
+            optimizer.zero_grad()
+            square_loss(model, group.rank(), step).backward()
+            session.average({name: p.grad for name, p in model.named_parameters()}, in_place=True)
+            optimizer.step()
+            checkpointer.step()
+        checkpointer.wait()
+        session.detach()
+        return flat(model.parameters())
+
+    if few is not None:
+        run(few, steps=8, every=8)
+    dist.barrier()
+    before = run(everyone, steps=0, every=None).clone()
+    after = run(everyone, steps=30, every=None)
+    total = after.clone()
+    dist.all_reduce(total)
+    assert torch.equal(total, 4 * after), "replicas drift apart"
+    assert float((after != before).float().mean()) > 0.99
+
+
 CASES = (
     resumed_bit_for_bit,
     resized,
+    grown,
     damaged,
     local_folders,
     failed_writes,
@@ -349,6 +386,12 @@ def test_old_states_are_dealt_exactly_once_and_where_they_are_seen() -> None:
             local = generations.Generation("g", 1, old, 0.0, files, seen)
             for rank, states in enumerate(generations.deal(local, new)):
                 assert all(state % new == rank for state in states)
+            hosts = Hosts.of(RankInfo(0, new), 2)
+            by_host = generations.deal(shared, new, hosts)
+            assert sorted(state for states in by_host for state in states) == list(range(old))
+            for rank, states in enumerate(by_host) if old != new else ():
+                assert rank in hosts.leaders or not states
+                assert all(state % 2 == 0 or state - 1 in states for state in states), "of one host"
 
 
 def test_what_cannot_be_read_again_is_refused_when_it_is_saved() -> None:

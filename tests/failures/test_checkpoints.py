@@ -11,6 +11,7 @@ import thinwire
 from tests.laws.cohort import Cohort
 from thinwire.core import schema
 from thinwire.net.rank_info import RankInfo
+from thinwire.sessions import checkpoint
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (30, 20), "conv": (8, 4, 3), "bias": (9,)}
 METHODS = tuple(str(cls()) for cls in thinwire.list_methods().values())
@@ -173,6 +174,21 @@ REMEMBERING = tuple(
     for method in (*METHODS, "powersgd(rank=1)")
     if any(tensor.any() for tensor in owed(method, states(trained(method))).values())
 )
+
+
+def test_an_old_rank_is_neither_forgotten_nor_counted_twice() -> None:
+    def said(ranks: list[int], keepers: int = 4) -> dict:
+        return {"ranks": ranks, "keepers": keepers, "size": 4, "step": 7}
+
+    checkpoint.compare([said([0, 2]), said([1, 3])])
+    checkpoint.compare([said([]), said([])])  # "drop" on both
+    checkpoint.compare([said([0], 2), said([2], 2), said([], 2)])  # of leaders
+    with pytest.raises(StateError, match="residuals of old rank 3 would be lost"):
+        checkpoint.compare([said([0, 2]), said([1])])
+    with pytest.raises(StateError, match="residuals of 1 of the 2 old leaders would be lost"):
+        checkpoint.compare([said([0], 2), said([], 2)])
+    with pytest.raises(StateError, match="old rank 0 was given to rank 0 and to rank 1"):
+        checkpoint.compare([said([0, 2]), said([0, 1, 3])])
 
 
 def test_another_world_size_needs_a_choice() -> None:

@@ -25,7 +25,12 @@ coordination = pytest.importorskip("torchft.coordination")
 
 STEPS = 160
 KILL_AT = 40
-METHODS = ("topk(ratio=0.05)", "qsgd(bits=4)", "pqasgd(every=4, bits=8)")
+METHODS = (
+    "topk(ratio=0.05)",
+    "qsgd(bits=4)",
+    "pqasgd(every=4, bits=8)",
+    "adam(exchange=qsgd(bits=8), warmup=20)",
+)
 
 
 def learn(
@@ -43,8 +48,12 @@ def learn(
     number = 1 if worker.rank == 3 else worker.rank  # the fourth process takes the place of the dead one
     torch.manual_seed(number)  # each begins with a model of its own: the first quorum settles it
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     chosen, data = thinwire.parse(method), digits()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.AdamW(model.parameters(), lr=0.002)
+        if chosen.name == "adam"
+        else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    )
     periodic = isinstance(chosen, Schedule)
     prepare_for([chosen.inner if periodic else chosen], loud=False)
     while not Path(places[worker.rank]).exists():

@@ -3,7 +3,7 @@
 from thinwire.core import checks
 from thinwire.core.channel import Channel, StepContext
 from thinwire.core.config import HostWaits
-from thinwire.core.exchange import Exchange, State, hint, momentum, own, replicated, residual
+from thinwire.core.exchange import Exchange, State, hint, momentum, own, replicated, residual, shared
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
 
@@ -22,4 +22,5 @@ __all__ = [
     "own",
     "replicated",
     "residual",
+    "shared",
 ]

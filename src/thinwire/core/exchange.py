@@ -25,8 +25,16 @@ def momentum() -> Any:
     return field(metadata={"kind": "momentum"})
 
 
+def shared() -> Any:
+    """A state field like `momentum()`, but equal on all ranks, or every rank's estimate of the same thing.
+
+    It does not add up: a rank that has none, because it is new, takes that of any other.
+    """
+    return field(metadata={"kind": "shared"})
+
+
 def replicated() -> Any:
-    """A state field that is equal on all ranks."""
+    """A state field that is equal on all ranks and belongs to the layout as a whole."""
     return field(metadata={"kind": "replicated"})
 
 
@@ -50,17 +58,31 @@ def hint(default: Any) -> Any:
 class State:
     """Base class of states: a dataclass of tensors, each declared with one of the functions above."""
 
-    def tensors(self, kind: str) -> dict[str, torch.Tensor]:
-        """The fields of one kind: "residual", "momentum", "replicated" or "own"."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("kind") == kind}
+    @property
+    def parts(self) -> tuple[State, ...]:
+        """This state and those inside of it."""
+        return (self,)
+
+    def tensors(self, *kinds: str) -> dict[str, torch.Tensor]:
+        """The fields of these kinds: "residual", "momentum", "shared", "replicated" or "own"."""
+        return {
+            f.name: getattr(part, f.name)
+            for part in self.parts
+            for f in fields(part)
+            if f.metadata.get("kind") in kinds
+        }
+
+    def additive(self) -> dict[str, torch.Tensor]:
+        """The fields per coordinate that add up over ranks."""
+        return self.tensors("residual", "momentum")
 
     def coordinates(self) -> dict[str, torch.Tensor]:
         """The fields with one number per coordinate: they follow their parameters, by name."""
-        return self.tensors("residual") | self.tensors("momentum")
+        return self.additive() | self.tensors("shared")
 
     def by_layout(self) -> dict[str, torch.Tensor]:
         """The other fields: they belong to the layout as a whole."""
-        return self.tensors("replicated") | self.tensors("own")
+        return self.tensors("replicated", "own")
 
     def copies(self) -> dict[str, torch.Tensor]:
         """A copy of every field."""
@@ -75,9 +97,10 @@ class State:
 
     def forget_hints(self) -> None:
         """Set the fields made with `hint()` back: they do not change results, and are not saved."""
-        for each in fields(self):
-            if "hint" in each.metadata:
-                setattr(self, each.name, each.metadata["hint"])
+        for part in self.parts:
+            for each in fields(part):
+                if "hint" in each.metadata:
+                    setattr(part, each.name, each.metadata["hint"])
 
 
 @dataclass(frozen=True)

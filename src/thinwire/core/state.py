@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,10 +18,61 @@ Entries = dict[str, dict[str, torch.Tensor]]
 
 @dataclass
 class SavedState:
-    """Saved states: residuals and momenta by parameter, all other tensors by `Layout.key`."""
+    """Saved states: what adds up over ranks and what is shared by parameter, the rest by `Layout.key`."""
 
-    residuals: Entries
-    replicated: Entries
+    additive: Entries
+    shared: Entries
+    by_layout: Entries
+
+    @classmethod
+    def empty(cls) -> SavedState:
+        return cls({}, {}, {})
+
+    def __bool__(self) -> bool:
+        return any((self.additive, self.shared, self.by_layout))
+
+    def copy(self) -> SavedState:
+        return SavedState(_copy(self.additive), _copy(self.shared), _copy(self.by_layout))
+
+    def update(self, other: SavedState) -> None:
+        """Add the entries of another one."""
+        for mine, theirs in zip(self._all, other._all, strict=True):
+            for name, kept in theirs.items():
+                mine.setdefault(name, {}).update(kept)
+
+    def entries(self) -> Entries:
+        """All of them, by name and field."""
+        found: Entries = {}
+        for entries in self._all:
+            for name, kept in entries.items():
+                if kept:
+                    found.setdefault(name, {}).update(kept)
+        return found
+
+    def of_new_ranks(self) -> SavedState:
+        """For a rank that has sent everything: what adds up is zero, the rest stays."""
+        zeros = {
+            name: {field: torch.zeros_like(tensor) for field, tensor in kept.items()}
+            for name, kept in self.additive.items()
+        }
+        return SavedState(zeros, self.shared, self.by_layout)
+
+    @staticmethod
+    def sum_of(states: Sequence[SavedState], weight: float) -> SavedState:
+        """For a rank that takes the place of several, `weight` times what adds up."""
+        first = states[0]
+        total: Entries = {
+            name: {
+                field: torch.stack([state.additive[name][field] for state in states]).sum(0) * weight
+                for field in kept
+            }
+            for name, kept in first.additive.items()
+        }
+        return SavedState(total, first.shared, first.by_layout)
+
+    @property
+    def _all(self) -> tuple[Entries, Entries, Entries]:
+        return self.additive, self.shared, self.by_layout
 
 
 @dataclass
@@ -40,7 +91,7 @@ class StateStore:
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self._loose = SavedState({}, {})
+        self._loose = SavedState.empty()
 
     def take(self, exchange: Exchange, layout: Layout) -> State:
         """The state for this layout: joined from the states of its tensors, or new."""
@@ -51,13 +102,17 @@ class StateStore:
         for key in [k for k, live in self._live.items() if names.intersection(live.layout.names)]:
             self._dissolve(self._live.pop(key))
         state = exchange.init(layout)
-        for field, tensor in state.coordinates().items():
-            for slot in layout.slots:
-                kept = self._loose.residuals.get(slot.name, {}).pop(field, None)
-                if kept is not None:
-                    tensor[slot.offset : slot.end] = kept
+        for entries, fields in (
+            (self._loose.additive, state.additive()),
+            (self._loose.shared, state.tensors("shared")),
+        ):
+            for field, tensor in fields.items():
+                for slot in layout.slots:
+                    kept = entries.get(slot.name, {}).pop(field, None)
+                    if kept is not None:
+                        tensor[slot.offset : slot.end] = kept
         for field, tensor in state.by_layout().items():
-            kept = self._loose.replicated.get(layout.key, {}).pop(field, None)
+            kept = self._loose.by_layout.get(layout.key, {}).pop(field, None)
             if kept is not None:
                 tensor.copy_(kept)
         self._live[layout.key] = _Live(exchange, layout, state)
@@ -65,22 +120,13 @@ class StateStore:
 
     def entries(self) -> Entries:
         """A copy of everything, by parameter name and field."""
-        result: Entries = {}
-        for pieces in (self._loose, *map(_pieces, self._live.values())):
-            for entries in (pieces.residuals, pieces.replicated):
-                for name, kept in entries.items():
-                    for field, tensor in kept.items():
-                        result.setdefault(name, {})[field] = tensor.clone()
-        return result
+        return self.save().entries()
 
     def save(self) -> SavedState:
         """A copy of everything."""
-        result = SavedState(_copy(self._loose.residuals), _copy(self._loose.replicated))
+        result = self._loose.copy()
         for live in self._live.values():
-            pieces = _pieces(live)
-            for name, fields in _copy(pieces.residuals).items():
-                result.residuals.setdefault(name, {}).update(fields)
-            result.replicated |= _copy(pieces.replicated)
+            result.update(_pieces(live).copy())
         return result
 
     def residuals(
@@ -88,7 +134,7 @@ class StateStore:
     ) -> dict[str, torch.Tensor]:
         """The part of past gradients that has not been sent yet, by parameter, also of loaded states."""
         found: dict[str, torch.Tensor] = {}
-        for name, kept in self._loose.residuals.items():
+        for name, kept in self._loose.additive.items():
             if kept:
                 device = next(iter(kept.values())).device
                 layout = Layout(layouts[name].slots, layouts[name].dtype, device)
@@ -101,27 +147,35 @@ class StateStore:
     def load(self, kept: SavedState) -> None:
         """Replace everything with a copy of this state, which has been checked."""
         self._live.clear()
-        self._loose = SavedState(_copy(kept.residuals), _copy(kept.replicated))
+        self._loose = kept.copy()
 
     def rescale(self, factor: float) -> None:
         """The scale of the gradients has changed by this factor (a loss scale)."""
         for live in self._live.values():
             for tensor in live.state.coordinates().values():
                 tensor.mul_(factor)
-        for kept in self._loose.residuals.values():
-            for tensor in kept.values():
+        for entries in (self._loose.additive, self._loose.shared):
+            _scale(entries, factor)
+
+    def reweigh(self, factor: float) -> None:
+        """The number of ranks has changed by this factor, and with it the share of each in a mean."""
+        for live in self._live.values():
+            for tensor in live.state.additive().values():
                 tensor.mul_(factor)
+        _scale(self._loose.additive, factor)
 
     def _dissolve(self, live: _Live) -> None:
-        pieces = _pieces(live)
-        for name, kept in _copy(pieces.residuals).items():
-            self._loose.residuals.setdefault(name, {}).update(kept)
-        for key, kept in _copy(pieces.replicated).items():
-            self._loose.replicated.setdefault(key, {}).update(kept)
+        self._loose.update(_pieces(live).copy())
 
 
 def _copy(entries: Entries) -> Entries:
     return {name: {field: tensor.clone() for field, tensor in kept.items()} for name, kept in entries.items()}
+
+
+def _scale(entries: Entries, factor: float) -> None:
+    for kept in entries.values():
+        for tensor in kept.values():
+            tensor.mul_(factor)
 
 
 def _filled(state: State, kept: Mapping[str, torch.Tensor]) -> State:
@@ -137,14 +191,15 @@ def _residuals(live: _Live) -> dict[str, torch.Tensor]:
 
 
 def _pieces(live: _Live) -> SavedState:
-    residuals = live.state.coordinates()
-    return SavedState(
-        {
-            slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in residuals.items()}
+    def by_parameter(fields: Mapping[str, torch.Tensor]) -> Entries:
+        return {
+            slot.name: {field: tensor[slot.offset : slot.end] for field, tensor in fields.items()}
             for slot in live.layout.slots
-        },
-        {live.layout.key: live.state.by_layout()},
-    )
+        }
+
+    state = live.state
+    by_layout = {live.layout.key: state.by_layout()}
+    return SavedState(by_parameter(state.additive()), by_parameter(state.tensors("shared")), by_layout)
 
 
 def check_entries(
@@ -159,23 +214,23 @@ def check_entries(
     `layouts` has a layout for every parameter of the session, by name. With `complete` every parameter must
     have an entry.
     """
-    kept = SavedState({}, {})
+    kept = SavedState.empty()
     for name, fields in entries.items():
         if not isinstance(name, str) or not isinstance(fields, Mapping):
             raise StateError(f"the checkpoint has an entry {name!r} that is not a mapping of tensors")
         expected = _expected(name, layouts, exchange_for)
-        residuals = expected.coordinates() if name in layouts else {}
+        additive, shared = (expected.additive(), expected.tensors("shared")) if name in layouts else ({}, {})
         for field, tensor in cast("Mapping[object, object]", fields).items():
-            part = kept.residuals if field in residuals else kept.replicated
-            like = (residuals | expected.by_layout()).get(cast(str, field))
+            part = kept.additive if field in additive else kept.shared if field in shared else kept.by_layout
+            like = (additive | shared | expected.by_layout()).get(cast(str, field))
             if like is None:
                 raise StateError(
                     f"the checkpoint remembers {field!r} for {name!r}, which this method does not"
                 )
             schema.tensor(like, finite=True)(tensor, f"the checkpoint's {field!r} of {name!r}")
             part.setdefault(name, {})[cast(str, field)] = cast(torch.Tensor, tensor)
-        lacking = expected.by_layout().keys() - kept.replicated.get(name, {}).keys()
-        if name in kept.replicated and lacking:
+        lacking = expected.by_layout().keys() - kept.by_layout.get(name, {}).keys()
+        if name in kept.by_layout and lacking:
             raise StateError(f"the checkpoint lacks {min(lacking)!r} of {name!r}")
     check_complete(kept, layouts, exchange_for, complete)
     return kept
@@ -190,9 +245,10 @@ def check_complete(
         if exchange.traits.single_mean or not layout.numel:
             continue
         state = exchange.init(layout)
-        needed = set(state.coordinates()) - set(kept.residuals.get(name, {}))
+        there = {*kept.additive.get(name, {}), *kept.shared.get(name, {})}
+        needed = set(state.coordinates()) - there
         if exchange.traits.scope == "tensor" and not exchange.traits.elementwise:
-            needed |= set(state.by_layout()) - set(kept.replicated.get(name, {}))
+            needed |= set(state.by_layout()) - set(kept.by_layout.get(name, {}))
         if needed:
             raise StateError(f"the checkpoint lacks {min(needed)!r} of {name!r}")
 

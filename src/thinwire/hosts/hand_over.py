@@ -65,8 +65,8 @@ def go_on(before: PeriodicSession, after: PeriodicSession) -> None:
     for counter in ("step", "start", "cycle", "synced"):
         setattr(after.clock, counter, getattr(before.clock, counter))
     after.sync_rounds, after.aborted = before.sync_rounds, before.aborted
-    residuals = before.engine.states.save().residuals
-    after.engine.states.load(SavedState(residuals, {}))
+    kept = before.engine.states.save()
+    after.engine.states.load(SavedState(kept.additive, kept.shared, {}))
     for fragment in after.fragments:
         after.engine.make_states(fragment.layouts)
     momenta = _outer_momenta(before)

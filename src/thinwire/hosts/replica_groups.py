@@ -199,10 +199,10 @@ class ReplicaGroups:
         self._engine.rank_info = RankInfo(group.rank(), group.size())
         self._note_changes({m.session: m.name for m in members if m.session != self.session})
         if self._restarts:
-            self._engine.states.load(SavedState({}, {}))
+            self._engine.states.load(SavedState.empty())
         elif self._size:
             # A residual r of W groups stands for r / W in the mean: with W' groups that is r W' / W.
-            self._engine.states.rescale(group.size() / self._size)
+            self._engine.states.reweigh(group.size() / self._size)
         self._size = group.size()
 
     def _compare_ranks(self, moment: str) -> None:
@@ -262,12 +262,13 @@ class ReplicaGroups:
     # -- the state of a group that is behind -------------------------------------------------------------
 
     def save(self) -> dict[str, Any]:
-        """The state that is equal on all groups; residuals are each group's own."""
+        """The state that another group may take for its own; residuals are each group's own."""
+        states = self._engine.states.save()
         return {
             "method": str(self._engine.method),
             "parameters": self._engine.described_parameters(),
             "seed": self._engine.seed,
-            "state": self._engine.states.save().replicated,
+            "state": SavedState({}, states.shared, states.by_layout).entries(),
         }
 
     def load(self, given: Mapping[str, Any], *, keep_residuals: bool = False) -> None:
@@ -285,8 +286,8 @@ class ReplicaGroups:
         )
         layouts, exchange_for = engine.checkpoint_layouts(), engine.router.exchange_for
         kept = check_entries(found["state"], layouts, exchange_for, complete=False)
-        own = engine.states.save().residuals if keep_residuals else {}
-        engine.states.load(SavedState(own, kept.replicated))
+        own = engine.states.save().additive if keep_residuals else {}
+        engine.states.load(SavedState(own, kept.shared, kept.by_layout))
         if keep_residuals:
             log.warning("%s was late: its change is part of the next sync round", self._name)
         elif self.age or self._manager.current_step():

@@ -14,7 +14,7 @@ from torch import nn
 from thinwire import log
 from thinwire.core.optimizers import Given, Optimizers
 from thinwire.errors import StateError
-from thinwire.sessions import checkpoint_file
+from thinwire.sessions import checkpoint, checkpoint_file
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.periodic import PeriodicSession
@@ -64,7 +64,7 @@ class RankStates:
         """
         rank_info = self.session.rank_info
         resized = size != rank_info.size
-        olds = [old for old in range(size) if old % rank_info.size == rank_info.rank]
+        olds = checkpoint.dealt(self.session.engine, size) if resized else [rank_info.rank]
         found: list[Mapping[str, Any]] = []
         error: str | None = None
         try:

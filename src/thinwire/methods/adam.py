@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, momentum
+from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks, shared
 from thinwire.methods.dense import Dense
 from thinwire.methods.efsign import EFSign
 from thinwire.methods.families.mean_squares import MeanSquares, WithSquares
@@ -16,7 +16,7 @@ from thinwire.methods.half import BF16
 
 @dataclass
 class AdamState(WithSquares):
-    m: torch.Tensor = momentum()
+    m: torch.Tensor = shared()
 
 
 @dataclass(frozen=True)

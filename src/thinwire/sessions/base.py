@@ -25,7 +25,7 @@ from thinwire.net.link import Links
 from thinwire.net.meter import Meter
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions import rank_keys
-from thinwire.sessions.checkpoint import OnResize
+from thinwire.sessions.checkpoint import OnResize, dealt
 from thinwire.sessions.preparation import prepare_for
 from thinwire.sessions.replicas import Replicas
 
@@ -247,12 +247,7 @@ class BaseSession(ABC):
         if size == self.rank_info.size:
             self._expected = None
             return
-        hosts, me = self.engine.hosts, self.engine.exchange_ranks
-        local = 1 if hosts is None else hosts.local  # the states of a host go to one leader
-        olds = [old for old in range(size) if old // local % me.size == me.rank]
-        if not self.engine.keeps_states:
-            olds = []
-        self._expected = size, olds, on_resize
+        self._expected = size, dealt(self.engine, size), on_resize
 
     # -- the network -----------------------------------------------------------------------------------
 

@@ -9,15 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from thinwire import log
 from thinwire.core import schema
 from thinwire.core.delay import delay_schema
 from thinwire.core.engine import Engine
-from thinwire.core.state import Entries, SavedState, check_complete, check_entries
+from thinwire.core.state import SavedState, check_complete, check_entries
 from thinwire.errors import StateError
 from thinwire.net.meter import Tally
 
-FORMAT = 4
+FORMAT = 5
 OnResize = Literal["sum", "drop"]
 COUNTERS = schema.record(
     {
@@ -40,6 +39,8 @@ def save(engine: Engine) -> dict[str, Any]:
         "parameters": engine.described_parameters(),
         "rank": engine.rank_info.rank,
         "size": engine.rank_info.size,
+        "keeps": engine.keeps_states,
+        "keepers": engine.exchange_ranks.size,
         "seed": engine.seed,
         "step": engine.step,
         "scale": engine.scale,
@@ -57,6 +58,8 @@ def engine_schema(engine: Engine) -> schema.Schema:
         "parameters": schema.parameters(engine.described_parameters()),
         "size": schema.whole(1),
         "rank": schema.whole(),
+        "keeps": schema.flag(),
+        "keepers": schema.whole(1),
         "seed": schema.equal(engine.seed),
         "step": schema.whole(),
         "scale": schema.positive(),
@@ -73,10 +76,14 @@ def _flat(engine: Engine) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Checked:
-    """States that fit this rank, and the function that puts them in place."""
+    """States that fit this rank, and the function that puts them in place.
+
+    `keepers` old ranks had residuals, and this rank was given those of `ranks`.
+    """
 
     apply: Callable[[], None]
     ranks: list[int]
+    keepers: int
     size: int
     step: int
 
@@ -106,23 +113,30 @@ def together(engine: Engine, on_resize: OnResize | None, check_here: Callable[[]
     except StateError as error:
         call.say("load", json.dumps({"error": str(error)}))
         raise
-    mine = {"ranks": checked.ranks, "size": checked.size, "step": checked.step, "how": on_resize}
-    _compare([json.loads(text) for text in call.all("load", json.dumps(mine))], engine.rank_info.rank)
+    mine = {
+        "ranks": checked.ranks if on_resize == "sum" else [],
+        "keepers": checked.keepers,
+        "size": checked.size,
+        "step": checked.step,
+    }
+    compare([json.loads(text) for text in call.all("load", json.dumps(mine))])
     checked.apply()
 
 
-def _compare(said: Sequence[dict[str, Any]], me: int) -> None:
+def compare(said: Sequence[dict[str, Any]]) -> None:
+    """Raise a StateError if the ranks load different steps, or count the residuals of an old rank twice or
+    not at all. With "drop" on all ranks nobody asks for them."""
     for rank, one in enumerate(said):
         if "error" in one:
             raise StateError(f"nothing is loaded, because rank {rank} cannot load its state: {one['error']}")
-    for key in ("size", "step"):
+    for key in ("size", "step", "keepers"):
         values = {rank: one[key] for rank, one in enumerate(said)}
         if len(set(values.values())) > 1:
             listing = ", ".join(f"rank {rank}: {value}" for rank, value in values.items())
             raise StateError(f"the ranks load states of different {key}s ({listing})")
     taken: dict[int, int] = {}
     for rank, one in enumerate(said):
-        for old in one["ranks"] if one["how"] == "sum" else ():
+        for old in one["ranks"]:
             if old in taken:
                 raise StateError(
                     f"the state of old rank {old} was given to rank {taken[old]} and to rank {rank}: its "
@@ -130,9 +144,27 @@ def _compare(said: Sequence[dict[str, Any]], me: int) -> None:
                     "on_resize='drop' where there is none left"
                 )
             taken[old] = rank
-    lost = [old for old in range(said[0]["size"]) if old not in taken]
-    if me == 0 and taken and lost:
-        log.warning("the residuals of old rank %s are lost: no rank was given its state", lost[0])
+    lost = said[0]["keepers"] - len(taken)
+    if not taken or not lost:
+        return
+    if said[0]["keepers"] < said[0]["size"]:
+        whose = f"{lost} of the {said[0]['keepers']} old leaders"
+    else:
+        whose = f"old rank {next(old for old in range(said[0]['size']) if old not in taken)}"
+    raise StateError(
+        f"the residuals of {whose} would be lost: no rank was given its state. Give each old state to "
+        "exactly one rank, or load with on_resize='drop' on all ranks, which begins without residuals"
+    )
+
+
+def dealt(engine: Engine, size: int) -> list[int]:
+    """The old ranks, of `size`, whose states this rank takes: each goes to one rank that keeps states.
+
+    Those of a host go to one leader: only their leader had any.
+    """
+    local = 1 if engine.hosts is None else engine.hosts.local
+    me = engine.exchange_ranks
+    return [old for old in range(size) if old // local % me.size == me.rank] if engine.keeps_states else []
 
 
 def check(
@@ -143,7 +175,7 @@ def check(
         raise StateError(f'on_resize must be "sum" or "drop", not {on_resize!r}')
     found = [_check(engine, state, made) for state in states]
     first = states[0]
-    schema.same(states, ("step", "size", "scale"))
+    schema.same(states, ("step", "size", "keepers", "scale"))
     ranks = [int(state["rank"]) for state in states]
     if len(set(ranks)) < len(ranks):
         twice = next(rank for rank in ranks if ranks.count(rank) > 1)
@@ -159,12 +191,13 @@ def check(
                 "belong to ranks, so choose: on_resize='sum' (give every old rank's state to exactly one new "
                 "rank; nothing is lost) or on_resize='drop' (residuals start at zero)"
             )
-        saved = _drop(saved) if on_resize == "drop" else _sum(found, new_size / old_size)
+        saved = saved.of_new_ranks() if on_resize == "drop" else SavedState.sum_of(found, new_size / old_size)
     elif ranks[0] != engine.rank_info.rank:
         raise StateError(
             f"the checkpoint was written by rank {ranks[0]}, this is rank {engine.rank_info.rank}: "
             "each rank loads its own"
         )
+    keeping = [int(state["rank"]) for state in states if state["keeps"]]
     step, scale = int(first["step"]), float(first["scale"])
     counters = first["counters"]
 
@@ -173,7 +206,7 @@ def check(
         if engine.delay is not None:  # the means are equal on all ranks, however many there are
             engine.delay.load(first["delay"], engine.parameters)
 
-    return Checked(apply, ranks, old_size, step)
+    return Checked(apply, keeping, int(first["keepers"]), old_size, step)
 
 
 def _check(engine: Engine, found: Mapping[str, Any], made: bool) -> SavedState:
@@ -188,15 +221,15 @@ def _of_leaders(
     engine: Engine, found: Sequence[SavedState], on_resize: OnResize | None, complete: bool
 ) -> list[SavedState]:
     """With two levels only leaders have states, and only leaders can go on with one."""
-    kept = [saved for saved in found if saved.residuals or saved.replicated]
+    kept = [saved for saved in found if saved]
     if not engine.keeps_states:
         if kept and on_resize != "drop":
             raise StateError(
                 "this rank does not lead its host, so it keeps no residuals: give the states of old leaders "
                 "to new leaders, the first ranks of their hosts, and load with on_resize='drop' elsewhere"
             )
-        return [SavedState({}, {})]
-    for saved in kept or [SavedState({}, {})]:
+        return [SavedState.empty()]
+    for saved in kept or [SavedState.empty()]:
         try:
             check_complete(saved, engine.checkpoint_layouts(), engine.router.exchange_for, complete)
         except StateError as error:
@@ -204,24 +237,4 @@ def _of_leaders(
                 f"{error}. This rank leads its host: it loads its own state or, with another number of "
                 "ranks, that of an old leader"
             ) from None
-    return kept or [SavedState({}, {})]
-
-
-def _drop(saved: SavedState) -> SavedState:
-    """Residuals start at zero; state that is equal on all ranks is kept."""
-    zeros = {
-        name: {field: torch.zeros_like(tensor) for field, tensor in fields.items()}
-        for name, fields in saved.residuals.items()
-    }
-    return SavedState(zeros, saved.replicated)
-
-
-def _sum(states: Sequence[SavedState], weight: float) -> SavedState:
-    """A residual r on W old ranks stands for r/W in the mean: on W' ranks that is r W'/W."""
-    total: Entries = {}
-    for name, fields in states[0].residuals.items():
-        total[name] = {
-            field: torch.stack([state.residuals[name][field] for state in states]).sum(0) * weight
-            for field in fields
-        }
-    return SavedState(total, states[0].replicated)
+    return kept or [SavedState.empty()]

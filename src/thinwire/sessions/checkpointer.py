@@ -290,7 +290,7 @@ class Checkpointer:
         if generation.missing is not None:
             self._skip(generation, f"no rank sees its file {generation.missing!r}")
             return None
-        dealt = generations.deal(generation, self._size)
+        dealt = generations.deal(generation, self._size, self._session.engine.hosts)
         needs = [self._needs(generation, olds, rank) for rank, olds in enumerate(dealt)]
         files: dict[str, dict[str, Any]] = {}
         mine: dict[str, Any] = {}

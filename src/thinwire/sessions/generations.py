@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thinwire.net.rank_info import Hosts
 from thinwire.sessions import checkpoint_file
 from thinwire.sessions.checkpoint_file import START, Mark
 
@@ -123,15 +124,20 @@ def _parsed(name: str, given: Mapping[str, Any] | None) -> Generation | None:
         return None
 
 
-def deal(generation: Generation, size: int) -> list[list[int]]:
-    """The old ranks whose states each new rank gets: each exactly once, and if possible where it is seen."""
+def deal(generation: Generation, size: int, hosts: Hosts | None = None) -> list[list[int]]:
+    """The old ranks whose states each new rank gets: each exactly once, and if possible where it is seen.
+
+    With two levels the states of a host go to one leader.
+    """
     if generation.size == size:
         return [[rank] for rank in range(size)]
+    local, keepers = (1, tuple(range(size))) if hosts is None else (hosts.local, hosts.leaders)
     dealt: list[list[int]] = [[] for _ in range(size)]
-    for old in range(generation.size):
-        seen = generation.seen_by[rank_file(old)]
-        chosen = min(seen, key=lambda rank: (len(dealt[rank]), rank != old % size, rank))
-        dealt[chosen].append(old)
+    for number, first in enumerate(range(0, generation.size, local)):
+        usual = keepers[number % len(keepers)]
+        seen = [rank for rank in keepers if rank in generation.seen_by[rank_file(first)]] or [usual]
+        chosen = min(seen, key=lambda rank: (len(dealt[rank]), rank != usual, rank))
+        dealt[chosen] += range(first, min(first + local, generation.size))
     return dealt
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -84,13 +85,13 @@ def _checked(session: PeriodicSession, given: object, on_resize: OnResize | None
             "on_resize='drop', which goes on from the last common model"
         )
     schema.same(states, ("clock", "sync_rounds"))
-    engine = checkpoint.check(session.engine, [state["engine"] for state in states], on_resize, made=True)
+    checked = checkpoint.check(session.engine, [state["engine"] for state in states], on_resize, made=True)
 
     def apply() -> None:
-        engine.apply()
+        checked.apply()
         _apply(session, first, resized)
 
-    return Checked(apply, engine.ranks, engine.size, int(first["clock"]["step"]))
+    return replace(checked, apply=apply, step=int(first["clock"]["step"]))
 
 
 def _apply(session: PeriodicSession, state: Mapping[str, Any], resized: bool) -> None:

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Layout, State, momentum
+from thinwire.core import Channel, Layout, State, shared
 from thinwire.methods.families.wrapped import Wrapping
 
 
@@ -59,11 +59,11 @@ def _ratio(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class MeanSquares(State):
-    """Roots: of this rank's sum since the last renewal, of s, and of s_0."""
+    """Roots: of this rank's sum since the last renewal, of s, and of s_0. Any rank's sum is an estimate."""
 
-    own: torch.Tensor = momentum()
-    s: torch.Tensor = momentum()
-    s_0: torch.Tensor = momentum()
+    own: torch.Tensor = shared()
+    s: torch.Tensor = shared()
+    s_0: torch.Tensor = shared()
     lengths: tuple[int, ...] = ()
     """Of the tensors; known from the layout, so not part of a checkpoint."""
 
@@ -109,8 +109,9 @@ class WithSquares(Wrapping):
 
     squares: MeanSquares | None = field(kw_only=True)
 
-    def tensors(self, kind: str) -> dict[str, torch.Tensor]:
-        return super().tensors(kind) | ({} if self.squares is None else self.squares.tensors(kind))
+    @property
+    def parts(self) -> tuple[State, ...]:
+        return (*super().parts, *(() if self.squares is None else self.squares.parts))
 
     def grown(self, x: torch.Tensor) -> torch.Tensor | None:
         """This rank's root with the gradient x in it; None without mean squares. Nothing is kept yet."""

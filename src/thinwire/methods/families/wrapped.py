@@ -17,12 +17,9 @@ class Wrapping(State):
 
     inner: State = field(kw_only=True)
 
-    def tensors(self, kind: str) -> dict[str, torch.Tensor]:
-        return super().tensors(kind) | self.inner.tensors(kind)
-
-    def forget_hints(self) -> None:
-        super().forget_hints()
-        self.inner.forget_hints()
+    @property
+    def parts(self) -> tuple[State, ...]:
+        return (*super().parts, *self.inner.parts)
 
 
 class Around(Exchange):
