@@ -183,11 +183,11 @@ def test_an_old_rank_is_neither_forgotten_nor_counted_twice() -> None:
     checkpoint.compare([said([0, 2]), said([1, 3])])
     checkpoint.compare([said([]), said([])])  # "drop" on both
     checkpoint.compare([said([0], 2), said([2], 2), said([], 2)])  # of leaders
-    with pytest.raises(StateError, match="residuals of old rank 3 would be lost"):
+    with pytest.raises(thinwire.StateError, match="residuals of old rank 3 would be lost"):
         checkpoint.compare([said([0, 2]), said([1])])
-    with pytest.raises(StateError, match="residuals of 1 of the 2 old leaders would be lost"):
+    with pytest.raises(thinwire.StateError, match="residuals of 1 of the 2 old leaders would be lost"):
         checkpoint.compare([said([0], 2), said([], 2)])
-    with pytest.raises(StateError, match="old rank 0 was given to rank 0 and to rank 1"):
+    with pytest.raises(thinwire.StateError, match="old rank 0 was given to rank 0 and to rank 1"):
         checkpoint.compare([said([0, 2]), said([0, 1, 3])])
 
 
