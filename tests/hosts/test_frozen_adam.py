@@ -22,9 +22,17 @@ STEPS = 9
 
 def ddp_steps(worker: Worker) -> dict[str, object]:
     results: dict[str, object] = {}
-    for name, overlap, scaled in (("plain", True, False), ("blocking", False, False), ("scaled", True, True)):
+    for name, overlap, scaled, fused in (
+        ("plain", True, False, False),
+        ("blocking", False, False, False),
+        ("scaled", True, True, False),
+        ("fused", True, False, True),
+        ("fused and scaled", True, True, True),
+        ("scaled and clipped", True, True, False),
+        ("fused, scaled and clipped", True, True, True),
+    ):
         model = wrap(mlp())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=scaled)
         session = thinwire.attach(
             model,
@@ -38,10 +46,14 @@ def ddp_steps(worker: Worker) -> dict[str, object]:
         for step in range(STEPS):
             optimizer.zero_grad()
             scaler.scale(square_loss(model, worker.rank, step)).backward()
+            if "clipped" in name:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
         results[name] = flat(model)
+        results[f"gradients, {name}"] = flat([p.grad for p in model.parameters()])
         counts = {float(state["step"]) for state in optimizer.state.values()}
         assert counts == {float(sum(session.method.is_exact(step) for step in range(STEPS)))}
         session.detach()
@@ -55,20 +67,28 @@ def test_under_ddp_with_schedulers_and_a_scaler() -> None:
     for name in first:
         assert torch.equal(first[name], second[name]), f"{name}: replicas differ"
     assert torch.equal(first["plain"], first["blocking"])
-    assert torch.allclose(first["plain"], first["scaled"], atol=1e-5)
+    for name in ("scaled", "fused", "fused and scaled"):
+        assert torch.allclose(first["plain"], first[name], atol=1e-5), name
+        # torch's fused step leaves gradients unscaled as well, with and without unscale_()
+        assert torch.allclose(first["gradients, plain"], first[f"gradients, {name}"], atol=1e-5), name
+    assert torch.allclose(first["scaled and clipped"], first["fused, scaled and clipped"], atol=1e-5)
+    assert not torch.allclose(first["scaled"], first["scaled and clipped"], atol=1e-3)
     assert (first["plain"] - flat(mlp())).abs().max() > 0.02
 
 
-def a_bad_number(worker: Worker) -> torch.Tensor:
-    """A non-finite gradient on one rank after the warm-up: the scaler skips the step on all."""
+def a_bad_number(worker: Worker, fused: bool) -> torch.Tensor:
+    """A non-finite gradient on one rank, in the warm-up and after it: the scaler skips the step on all.
+
+    A fused optimizer skips it by itself, in a step that is called.
+    """
     model = wrap(mlp())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     session = thinwire.attach(
         model, "adam(exchange=efsign, warmup=2)", optimizer=optimizer, scaler=scaler, dense_below=64
     )
-    for step in range(8):
-        bad = step in (1, 5)
+    for step in range(9):
+        bad = step in (0, 1, 3, 7)
         hook = poison(model.module, 2, torch.nan) if bad and worker.rank == 1 else None
         before, count = flat(model), session.step
         optimizer.zero_grad()
@@ -79,12 +99,14 @@ def a_bad_number(worker: Worker) -> torch.Tensor:
             hook.remove()
         assert torch.equal(before, flat(model)) == bad
         assert session.step == count + (not bad)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
     session.detach()
     return flat(model)
 
 
-def test_a_non_finite_gradient_leaves_no_trace() -> None:
-    first, second = run_local(a_bad_number, 2, timeout=400)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_non_finite_gradient_leaves_no_trace(fused: bool) -> None:
+    first, second = run_local(a_bad_number, 2, fused, timeout=400)
     assert torch.equal(first, second)
     assert first.isfinite().all()
 
@@ -137,11 +159,17 @@ def test_an_optimizer_is_needed() -> None:
     run_local(without, 2, timeout=400)
 
 
-def on_shards(worker: Worker) -> tuple[list[torch.Tensor], float]:
+def on_shards(worker: Worker, fused: bool) -> tuple[list[torch.Tensor], float]:
     """With an exact exchange and a second moment frozen after three steps, on 2 x 2 ranks."""
     mesh = mesh_2x2()
     model = sharded(mesh["shard"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    names = dict(model.named_parameters())
+    biases = [name for name in names if name.endswith("bias")]
+    groups = [
+        {"params": [names[name] for name in names if name not in biases], "weight_decay": 0.1},
+        {"params": [names[name] for name in biases], "lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-4, fused=fused)
     group = mesh["replicate"].get_group()
     method = "adam(exchange=dense, warmup=3)"
     session = thinwire.attach(model, method, optimizer=optimizer, process_group=group, dense_below=0)
@@ -157,7 +185,11 @@ def on_shards(worker: Worker) -> tuple[list[torch.Tensor], float]:
 
 
 def test_on_a_sharded_model() -> None:
-    ranks = run_local(on_shards, 4, timeout=400)
-    for replica, other in ((0, 2), (1, 3)):
-        assert all(torch.equal(a, b) for a, b in zip(ranks[replica][0], ranks[other][0], strict=True))
-    assert {steps for _, steps in ranks} == {3.0}
+    """With groups that have their own rates, decays and second betas."""
+    plain, fused = (run_local(on_shards, 4, fused, timeout=400) for fused in (False, True))
+    for ranks in (plain, fused):
+        for replica, other in ((0, 2), (1, 3)):
+            assert all(torch.equal(a, b) for a, b in zip(ranks[replica][0], ranks[other][0], strict=True))
+        assert {steps for _, steps in ranks} == {3.0}
+    for (shards, _), (others, _) in zip(plain, fused, strict=True):
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(shards, others, strict=True))

@@ -3,11 +3,14 @@
 import copy
 import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler
 
 from tests.laws.cohort import Cohort, same_bits, same_state
 from thinwire import ConfigError, Session
@@ -17,13 +20,19 @@ from thinwire.net.rank_info import RankInfo
 
 SHAPES = {"wide": (24, 37), "bias": (5,)}
 SIZE = 3
+VARIANTS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 class Replicas:
-    """Ranks in lock-step, each with parameters and an optimizer of its own."""
+    """Ranks in lock-step, each with parameters and an optimizer of its own; `groups` are options by name."""
 
     def __init__(
-        self, method: Adam, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options
+        self,
+        method: Adam,
+        kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        *,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> None:
         self.cohort = Cohort(method, SIZE, SHAPES)
         rng = torch.Generator().manual_seed(3)
@@ -31,7 +40,11 @@ class Replicas:
         self.parameters = [
             {name: torch.nn.Parameter(tensor.clone()) for name, tensor in start.items()} for _ in range(SIZE)
         ]
-        self.optimizers = [kind(named.values(), **{"lr": 0.01, **options}) for named in self.parameters]
+        groups = groups or {name: {} for name in SHAPES}
+        self.optimizers = [
+            kind([{"params": [named[name]], **more} for name, more in groups.items()], lr=0.01, **options)
+            for named in self.parameters
+        ]
         self.cohort.sessions = [
             Session(
                 named.items(),
@@ -103,9 +116,89 @@ def test_steps_equal_adam_by_hand_in_double_precision(warmup: int, decay: float,
             assert torch.allclose(parameter.double(), theta[name], rtol=2e-5, atol=2e-6), (t, name)
 
 
+WARMUP = 4
+GROUPS = {
+    "wide": {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1},
+    "bias": {"lr": 0.03, "betas": (0.9, 0.95), "eps": 1e-3, "weight_decay": 0.0},
+}
+RATES = {
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, [0.02, 0.05], total_steps=12, cycle_momentum=False
+    ),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 12),
+}
+
+
+def trajectory(kind, rates: str, *, as_tensors: bool = False, **options) -> torch.Tensor:
+    """The parameters after every step, exact and frozen ones; checked against the formula in float64."""
+    decays = kind is torch.optim.AdamW
+    groups = {
+        name: {**group, "weight_decay": group["weight_decay"] * decays} for name, group in GROUPS.items()
+    }
+    for group in groups.values():
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float64) if as_tensors else group["lr"]
+    ranks = Replicas(Adam(Dense(), warmup=WARMUP, refresh=None), kind, groups=groups, **options)
+    schedules = [RATES[rates](optimizer) for optimizer in ranks.optimizers]
+    theta = {name: p.detach().double() for name, p in ranks.parameters[0].items()}
+    m, v = ({name: torch.zeros(shape).double() for name, shape in SHAPES.items()} for _ in range(2))
+    found = []
+    for t in range(1, 11):
+        inputs = agreeing(t)
+        for name, group in zip(SHAPES, ranks.optimizers[0].param_groups, strict=True):
+            g = sum(one[name].double() for one in inputs) / SIZE
+            lr, (beta1, beta2), decay = float(group["lr"]), group["betas"], group["weight_decay"]
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            if t <= WARMUP:
+                v[name] = beta2 * v[name] + (1 - beta2) * g * g
+            scale = (v[name] / (1 - beta2 ** min(t, WARMUP))).sqrt() + group["eps"]
+            theta[name] = theta[name] * (1 - lr * decay) - lr * m[name] / (1 - beta1**t) / scale
+        ranks.step(inputs)
+        for schedule in schedules:
+            schedule.step()
+        for name, parameter in ranks.parameters[0].items():
+            assert torch.allclose(parameter.double(), theta[name], rtol=2e-5, atol=2e-6), (t, name)
+        found.append(torch.cat([p.detach().flatten() for p in ranks.parameters[0].values()]))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_within_the_warm_up_it_is_torchs_own_step_bit_for_bit(kind) -> None:
-    ranks, plain = Replicas(Adam(warmup=50), kind), Replicas(Adam(warmup=50), kind)
+def test_fused_foreach_and_plain_optimizers_go_the_same_way(kind, rates: str) -> None:
+    """With groups of their own rates, decays, second betas and eps, and a rate that changes in every step."""
+    plain, *others = (trajectory(kind, rates, **options) for options in VARIANTS.values())
+    for other in others:
+        assert torch.allclose(plain, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("variant", ["plain", "fused"])  # torch's foreach takes none
+def test_learning_rates_may_be_tensors(variant: str, rates: str) -> None:
+    trajectory(torch.optim.AdamW, rates, as_tensors=True, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_second_moments_are_those_of_torch_at_the_end_of_the_warm_up(options) -> None:
+    """The frozen steps leave v and the count of steps alone, whatever torch's own step does in the others."""
+    ranks, plain = (Replicas(Adam(EFSign(), warmup=WARMUP), **options) for _ in range(2))
+    for session in plain.cohort.sessions:
+        session.detach()
+    for step in range(8):
+        inputs = ranks.cohort.inputs(step)
+        ranks.step(inputs)
+        if step < WARMUP:
+            plain.step(inputs)
+    for name in SHAPES:
+        frozen, last = (each.optimizers[0].state[each.parameters[0][name]] for each in (ranks, plain))
+        for kept in ("exp_avg_sq", "step"):
+            assert same_bits(frozen[kept], last[kept]), (name, kept)
+        assert not same_bits(frozen["exp_avg"], last["exp_avg"]), "it is the momentum of the last frozen step"
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_within_the_warm_up_it_is_torchs_own_step_bit_for_bit(kind, options) -> None:
+    ranks, plain = (Replicas(Adam(warmup=50), kind, **options) for _ in range(2))
     for session in plain.cohort.sessions:
         session.detach()  # no hooks any more
     for step in range(8):
@@ -304,8 +397,8 @@ def test_optimizers_that_cannot_take_frozen_steps_are_refused() -> None:
     refuse("not of NAdam", torch.optim.NAdam)
     refuse(r"beta1=0\.8", betas=(0.8, 0.999))
     refuse("weight decay", torch.optim.Adam, weight_decay=0.1)
-    for option in ("amsgrad", "maximize", "capturable", "fused", "differentiable"):
-        refuse(option, **{option: True})
+    for option in ("amsgrad", "maximize", "capturable", "differentiable"):
+        refuse(rf"AdamW\({option}=True\): .+\. Leave {option} out", **{option: True})
 
 
 def test_a_beta_that_changes_on_the_way_is_an_error() -> None:
@@ -322,6 +415,54 @@ def test_a_parameter_without_a_second_moment_is_an_error() -> None:
     del ranks.optimizers[0].state[ranks.parameters[0]["bias"]]
     with pytest.raises(ThinwireError, match="'bias' has its first step after the warm-up"):
         ranks.step(ranks.cohort.inputs(1))
+
+
+def test_a_fused_step_that_a_scaler_has_skipped_makes_no_second_moment() -> None:
+    """torch makes the state of a parameter in a skipped step as well, with no step counted."""
+    ranks = Replicas(Adam(warmup=1), fused=True)
+    ranks.step(ranks.cohort.inputs(0))
+    optimizer, bias = ranks.optimizers[0], ranks.parameters[0]["bias"]
+    del optimizer.state[bias]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(1))
+    means = ranks.cohort.average(ranks.cohort.inputs(1))[0]
+    for factor, error in ((torch.nan, None), (8.0, "'bias' has its first step after the warm-up")):
+        for name, parameter in ranks.parameters[0].items():
+            parameter.grad = means[name] * factor
+        before = [p.detach().clone() for p in ranks.parameters[0].values()]
+        if error is None:
+            scaler.step(optimizer)
+            scaler.update()
+            assert float(optimizer.state[bias]["step"]) == 0
+        else:
+            with pytest.raises(ThinwireError, match=error):
+                scaler.step(optimizer)
+        after = ranks.parameters[0].values()
+        assert all(same_bits(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_a_group_without_gradients_stays_where_it_is() -> None:
+    ranks = Replicas(Adam(warmup=1), fused=True)
+    ranks.step(ranks.cohort.inputs(0))
+    means = ranks.cohort.average(ranks.cohort.inputs(1))[0]
+    before = {name: p.detach().clone() for name, p in ranks.parameters[0].items()}
+    ranks.parameters[0]["wide"].grad, ranks.parameters[0]["bias"].grad = means["wide"], None
+    ranks.optimizers[0].step()
+    moved = {name for name, p in ranks.parameters[0].items() if not same_bits(p, before[name])}
+    assert moved == {"wide"}
+
+
+def test_a_refused_step_leaves_gradients_and_parameters_alone() -> None:
+    """Of the first group as well, if the second one is at fault."""
+    ranks = Replicas(Adam(warmup=1))
+    ranks.step(ranks.cohort.inputs(0))
+    ranks.optimizers[0].param_groups[1]["amsgrad"] = True
+    before = {name: p.detach().clone() for name, p in ranks.parameters[0].items()}
+    with pytest.raises(ConfigError, match="amsgrad"):
+        ranks.step(ranks.cohort.inputs(1))
+    for name, parameter in ranks.parameters[0].items():
+        assert parameter.grad is not None
+        assert same_bits(parameter, before[name])
 
 
 @pytest.mark.parametrize("inner", ["dgc", "heavyball", "sketched", "a2sgd", "lag", "lasg", "adam"])

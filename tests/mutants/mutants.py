@@ -394,6 +394,20 @@ MUTANTS = (
         ("tests/optim/test_adamw.py", "-k", "resumed"),
     ),
     Mutant(
+        "a frozen step of a fused optimizer does not unscale",
+        "sessions/frozen_adam.py",
+        'if scale := self._from_scaler("grad_scale"):',
+        "if scale := 0.0:",
+        ("tests/hosts/test_frozen_adam.py", "-k", "schedulers"),
+    ),
+    Mutant(
+        "a fused optimizer takes a frozen step that its scaler skips",
+        "sessions/frozen_adam.py",
+        ' or self._from_scaler("found_inf"):',
+        ":",
+        ("tests/hosts/test_frozen_adam.py", "-k", "leaves_no_trace"),
+    ),
+    Mutant(
         "given groups of hosts are not compared",
         "net/rank_info.py",
         " or any(groups[other] != members for other in members)",

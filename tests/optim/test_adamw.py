@@ -24,9 +24,11 @@ def made(model: nn.Module, **options: object) -> CompressedAdamW:
     return CompressedAdamW(model.named_parameters(), 0.01, **given)
 
 
-def under_ddp(rank: int, *, scaled: bool = False, clip: float | None = None) -> torch.Tensor:
+def under_ddp(
+    rank: int, *, scaled: bool = False, clip: float | None = None, fused: bool | None = None
+) -> torch.Tensor:
     model = wrap(mlp(), bucket_cap_mb=100)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=scaled)
     given = scaler if scaled else None
     session = thinwire.attach(model, METHOD, optimizer=optimizer, dense_below=64, scaler=given)
@@ -44,12 +46,12 @@ def under_ddp(rank: int, *, scaled: bool = False, clip: float | None = None) -> 
     return flat(model)
 
 
-def alone(rank: int, *, closures: bool = False) -> torch.Tensor:
+def alone(rank: int, *, closures: bool = False, **options: object) -> torch.Tensor:
     model = mlp()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + rank)  # rank 0's count
-    optimizer = made(model)
+    optimizer = made(model, **options)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step in range(STEPS):
 
@@ -72,17 +74,18 @@ def alone(rank: int, *, closures: bool = False) -> torch.Tensor:
     return flat(model)
 
 
-def with_a_scaler(rank: int) -> torch.Tensor:
+def with_a_scaler(rank: int, *, clip: float | None = 0.05, fused: bool | None = None) -> torch.Tensor:
     model = mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-    optimizer = made(model, scaler=scaler)
+    optimizer = made(model, scaler=scaler, fused=fused)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step in range(STEPS):
         optimizer.zero_grad()
         scaler.scale(square_loss(model, rank, step)).backward()
         optimizer.average()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
         schedule.step()
@@ -98,6 +101,11 @@ def both(worker: Worker) -> dict[str, torch.Tensor]:
         "closures": alone(worker.rank, closures=True),
         "ddp scaled": under_ddp(worker.rank, scaled=True, clip=0.05),
         "scaled": with_a_scaler(worker.rank),
+        "foreach": alone(worker.rank, foreach=True),
+        "ddp fused": under_ddp(worker.rank, fused=True),
+        "fused": alone(worker.rank, fused=True),
+        "ddp fused and scaled": under_ddp(worker.rank, scaled=True, fused=True),
+        "fused and scaled": with_a_scaler(worker.rank, clip=None, fused=True),
     }
 
 
@@ -108,6 +116,10 @@ def test_it_equals_the_hook_of_attach_bit_for_bit() -> None:
     assert torch.equal(first["ddp"], first["alone"])
     assert torch.equal(first["ddp"], first["closures"])
     assert torch.equal(first["ddp scaled"], first["scaled"])
+    assert torch.equal(first["ddp fused"], first["fused"])
+    assert torch.equal(first["ddp fused and scaled"], first["fused and scaled"])
+    for name in ("foreach", "fused", "fused and scaled"):
+        assert torch.allclose(first["alone"], first[name], atol=1e-5), name
     assert not torch.equal(first["ddp"], first["scaled"])
     assert (first["alone"] - flat(mlp())).abs().max() > 0.02
 
@@ -182,13 +194,24 @@ def odd_cases(worker: Worker) -> None:
     fresh.load_state_dict(torchs.state_dict())
     assert fresh.param_groups[0]["lr"] == 0.5
     assert fresh.session.step == 0
-    # A scaler that judges this rank's gradients alone would skip a step on one rank only.
+    for each in (optimizer, fresh):
+        each.session.detach()
+
+
+def test_groups_missing_gradients_and_states_of_torch() -> None:
+    run_local(odd_cases, 2, timeout=400)
+
+
+def skipped(worker: Worker, fused: bool) -> None:
+    """A scaler that judged this rank's gradients alone would skip a step on one rank only."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     net = mlp()
-    scaled = made(net, scaler=scaler, exchange="efsign", warmup=2, refresh=None)
+    scaled = made(net, scaler=scaler, exchange="efsign", warmup=2, refresh=None, fused=fused)
     scaler.scale(square_loss(net, worker.rank, 0)).backward()
     with pytest.raises(ConfigError, match=r"optimizer\.average\(\)"):
         scaler.step(scaled)
+    for told in ("grad_scale", "found_inf") if fused else ():
+        delattr(scaled, told)  # a GradScaler leaves them behind if step() raises
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaled.session.engine._scaler = scaler
     for step in range(6):
@@ -204,9 +227,9 @@ def odd_cases(worker: Worker) -> None:
             hook.remove()
         assert torch.equal(start, flat(net)) == bad
         assert scaled.session.step == count + (not bad)
-    for each in (optimizer, fresh, scaled):
-        each.session.detach()
+    scaled.session.detach()
 
 
-def test_groups_missing_gradients_scalers_and_states_of_torch() -> None:
-    run_local(odd_cases, 2, timeout=400)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_skips_a_step_on_all_ranks_or_on_none(fused: bool) -> None:
+    run_local(skipped, 2, fused, timeout=400)

@@ -57,6 +57,8 @@ class CompressedAdamW(torch.optim.AdamW):
         dense_below: tensors with fewer entries, and short vectors, send their momentum in 16 bits instead; 0
             compresses all.
         scaler: the GradScaler in use, so that momenta and residuals follow its scale.
+        foreach: as in AdamW.
+        fused: as in AdamW; for the exact steps.
     """
 
     _session: Session | None = None  # until it is made
@@ -76,9 +78,13 @@ class CompressedAdamW(torch.optim.AdamW):
         seed: int = 0,
         dense_below: int = 1024,
         scaler: LossScale | None = None,
+        foreach: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
         method = Adam(parse_exchange(exchange), warmup=warmup, refresh=refresh, beta1=float(betas[0]))
-        super().__init__(cast(Any, named_parameters), lr, betas, eps, weight_decay)
+        super().__init__(
+            cast(Any, named_parameters), lr, betas, eps, weight_decay, foreach=foreach, fused=fused
+        )
         self._scaled = scaler is not None
         self._averaged = False
         # Before the session's own hook, which takes the frozen steps: hooks run in this order.

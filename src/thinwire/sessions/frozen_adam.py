@@ -1,14 +1,18 @@
 """Steps of Adam with a frozen second moment: what `adam` needs inside `optimizer.step()`.
 
-In the exact steps of the method torch takes its own step. In the others `.grad` holds the averaged momentum
-m: a hook before torch's step takes the frozen one and hides `.grad` from torch, and a hook after it gives it
-back. The optimizer's `step` counts the updates of the second moment, whose bias correction it is for.
+In the exact steps of the method torch takes its own step, plain, foreach or fused. In the others `.grad`
+holds the averaged momentum m: a hook before torch's step takes the frozen one and hides `.grad` from torch,
+and a hook after it gives it back. The optimizer's `step` counts the updates of the second moment, whose bias
+correction it is for.
+
+A GradScaler leaves two things to a fused optimizer: it unscales the gradients inside the step, and skips the
+step if they are not finite. So does the frozen step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,14 +24,21 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.adam import Adam
 
 _ops = cast(Any, torch)  # for its operations on lists of tensors
-REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
+REFUSED = {
+    "amsgrad": "the second moment that is frozen is the running one, not the largest",
+    "maximize": "the frozen step goes down. Minimise the negative loss instead",
+    "capturable": "a CUDA graph would repeat an exact step, or a frozen one, for ever",
+    "differentiable": "autograd cannot see the frozen step",
+}
+"""What an optimizer may not be set to, and why."""
 
 
 def check(method: Adam, optimizer: torch.optim.Optimizer) -> None:
     """Raise a ConfigError if this optimizer cannot take frozen steps."""
     if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         raise ConfigError(
-            f"{method} averages the momentum of torch.optim.AdamW or Adam, not of {type(optimizer).__name__}"
+            f"{method.name} averages the momentum of torch.optim.AdamW or Adam, not of "
+            f"{type(optimizer).__name__}"
         )
     for group in optimizer.param_groups:
         _check_group(method, optimizer, group)
@@ -41,13 +52,15 @@ def _check_group(method: Adam, optimizer: torch.optim.Optimizer, group: Mapping[
             f"beta1={method.beta1}: they must be equal and stay so. Write adam(..., beta1={beta1}); "
             "OneCycleLR needs cycle_momentum=False"
         )
-    for option in REFUSED:
+    for option, reason in REFUSED.items():
         if group.get(option):
-            raise ConfigError(f"{method} cannot take the steps of {name}({option}=True): leave {option} out")
+            raise ConfigError(
+                f"{method.name} cannot take the steps of {name}({option}=True): {reason}. Leave {option} out"
+            )
     if has_coupled_decay(optimizer, group):
         raise ConfigError(
-            f"{method} averages the momentum of the gradients alone, and {name} adds weight decay to them: "
-            "take torch.optim.AdamW, or weight_decay=0"
+            f"{method.name} averages the momentum of the gradients alone, and {name} adds weight decay to "
+            "them: take torch.optim.AdamW, or weight_decay=0"
         )
 
 
@@ -84,25 +97,59 @@ class _FrozenSteps:
     def _take(self) -> None:
         """The frozen step, if the last step that the ranks averaged was one of momenta."""
         step = self._engine.given_step
-        if step is not None and self._method.is_exact(step):
-            return
-        for group in self._optimizer.param_groups:
-            _check_group(self._method, self._optimizer, group)
-            mine = [p for p in group["params"] if p.grad is not None and id(p) in self._names]
-            if mine and step is not None:  # zeros, which a delay begins with, are no momentum
-                self._step(group, mine, step + 1)
-            for parameter in mine:
-                self._hidden.append((parameter, parameter.grad))
-                parameter.grad = None
+        if (step is not None and self._method.is_exact(step)) or self._from_scaler("found_inf"):
+            return  # torch's own step, which skips what is not finite
+        groups = [(group, given) for group in self._optimizer.param_groups if (given := self._given(group))]
+        mine = [parameter for _, given in groups for parameter in given]
+        if mine and step is not None:  # zeros, which a delay begins with, are no momentum
+            updates = dict(zip(mine, self._updates(mine), strict=True))
+            if scale := self._from_scaler("grad_scale"):
+                _ops._foreach_div_([local(cast(torch.Tensor, p.grad)) for p in mine], scale)
+            for group, given in groups:
+                self._step(group, given, [updates[p] for p in given], step + 1)
+        for parameter in mine:
+            self._hidden.append((parameter, cast(torch.Tensor, parameter.grad)))
+            parameter.grad = None
 
-    def _step(self, group: Mapping[str, Any], parameters: list[torch.Tensor], steps: int) -> None:
+    def _given(self, group: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The session's parameters of a group that have a momentum."""
+        _check_group(self._method, self._optimizer, group)
+        return [p for p in group["params"] if p.grad is not None and id(p) in self._names]
+
+    def _from_scaler(self, name: str) -> float:
+        """What a GradScaler tells a fused optimizer for this step; 0 if it does not."""
+        told = cast("torch.Tensor | None", getattr(self._optimizer, name, None))
+        return 0.0 if told is None else float(told)
+
+    def _updates(self, parameters: Sequence[torch.Tensor]) -> list[float]:
+        """How often torch has updated the second moments, at least once.
+
+        Fused optimizers count on the device, also the steps that a GradScaler has skipped: as none.
+        """
+        states = cast("Mapping[torch.Tensor, Mapping[str, torch.Tensor]]", self._optimizer.state)
+        counts = [local(states.get(p, {}).get("step", torch.zeros(()))) for p in parameters]
+        together = torch.stack([count.to(counts[0].device) for count in counts])
+        found = cast("list[float]", cast(Any, together).tolist())
+        never = next((p for p, count in zip(parameters, found, strict=True) if not count), None)
+        if never is not None:
+            raise ThinwireError(
+                f"{self._names[id(never)]!r} has its first step after the warm-up of {self._method.name}, so "
+                "there is no second moment to divide by: give every parameter a gradient in the warm-up, or "
+                "attach anew"
+            )
+        return found
+
+    def _step(
+        self, group: Mapping[str, Any], parameters: list[torch.Tensor], updates: list[float], steps: int
+    ) -> None:
         """m = grad;  theta = theta (1 - gamma decay) - gamma / c1 m / (sqrt(v / c2) + eps)."""
-        lr, decay, (beta1, beta2) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
-        states = [self._state(parameter) for parameter in parameters]
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
+        beta1, beta2 = map(float, group["betas"])
+        states = [cast("Mapping[str, torch.Tensor]", self._optimizer.state[p]) for p in parameters]
         theta = [local(parameter).detach() for parameter in parameters]
         m, v = ([local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq"))
         c1 = 1 - beta1**steps
-        c2 = [math.sqrt(1 - beta2 ** float(state["step"])) for state in states]
+        c2 = [math.sqrt(1 - beta2**count) for count in updates]
         _ops._foreach_copy_(m, [local(cast(torch.Tensor, p.grad)) for p in parameters])
         scale = _ops._foreach_sqrt(v)
         _ops._foreach_div_(scale, c2)
@@ -122,13 +169,3 @@ class _FrozenSteps:
             scale.masked_fill_(empty, math.inf)
         else:
             scale.masked_fill_(empty, torch.where(empty.all(), math.inf, scale.amax()))
-
-    def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
-        state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", self._optimizer.state).get(parameter, {})
-        if "exp_avg_sq" not in state:
-            raise ThinwireError(
-                f"{self._names[id(parameter)]!r} has its first step after the warm-up of {self._method}, so "
-                "there is no second moment to divide by: give every parameter a gradient in the warm-up, or "
-                "attach anew"
-            )
-        return state

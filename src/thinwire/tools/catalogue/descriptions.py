@@ -57,7 +57,8 @@ LIMITS: dict[tuple[str, object], tuple[str, str]] = {
     ),
     ("optimizer", "Adam"): (
         "needs torch.optim.AdamW",
-        "The optimizer must be `torch.optim.AdamW`, or Adam without weight decay. Others are refused.",
+        "The optimizer must be `torch.optim.AdamW` (plain, foreach or fused), or Adam without weight decay. "
+        "Others are refused.",
     ),
     ("scope", "bucket"): ("works on whole buckets", "It works on whole buckets."),
     ("scope", "model"): (
