@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 from thinwire.net.launch import Worker
 
-# A method with residuals, one that lets replicas drift, and a schedule between two sync rounds.
-METHODS = ("topk(ratio=0.1)", "a2sgd", "pqasgd(every=4, bits=8)")
+# With SGD: a method with residuals, one that lets replicas drift, and a schedule between two sync rounds.
+# With a fused AdamW, which is the Trainer's default: `adam`, whose second moment is frozen when it is saved.
+ADAM = "adam(exchange=efsign(bucket=4096), warmup=3)"
+METHODS = ("topk(ratio=0.1)", "a2sgd", "pqasgd(every=4, bits=8)", ADAM)
 STEPS, SAVED = 8, 6
 
 
@@ -32,6 +35,19 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 64, generator=rng), torch.randint(10, (8,), generator=rng)
 
 
+def optimizer_for(method: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    if method == ADAM:
+        return torch.optim.AdamW(parameters, lr=0.01, fused=True)
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def exact_steps(optimizer: torch.optim.Optimizer) -> set[float]:
+    """How often a fused AdamW has taken torch's own step; nothing for another optimizer."""
+    if not optimizer.param_groups[0].get("fused"):
+        return set()
+    return {float(state["step"]) for state in optimizer.state.values()}
+
+
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
 
@@ -41,6 +57,7 @@ def same_ends(first: Any, second: Any) -> None:
     for method in METHODS:
         for found in (first[method], second[method]):
             (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]
+            assert found["exact"] == ({3.0} if method == ADAM else set()), method
             assert torch.equal(straight, resumed), method
             for name in ("steps", "bytes_sent", "rounds", "residual_norm"):
                 assert counted[name] == counted_on[name], f"{method}: {name}"

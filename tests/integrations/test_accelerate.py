@@ -9,7 +9,18 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import thinwire
-from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network, same_ends
+from tests.integrations.common import (
+    METHODS,
+    SAVED,
+    STEPS,
+    batch,
+    environment,
+    exact_steps,
+    flat,
+    network,
+    optimizer_for,
+    same_ends,
+)
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
 
@@ -24,7 +35,7 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
 
     def run(method: str, path: Path, *, resume: bool = False) -> tuple:
         model = network()
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = accelerator.prepare(model, optimizer_for(method, model.parameters()))
         session = attach(accelerator, model, method, optimizer, dense_below=0)
         if resume:
             accelerator.load_state(path)
@@ -42,18 +53,21 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
         counted = session.metrics()
         session.detach()
         accelerator.free_memory()
-        return flat(model), counted
+        return flat(model), counted, exact_steps(optimizer.optimizer)
 
     found = {}
     for method in METHODS:
         path = Path(folder) / method.partition("(")[0]
-        found[method] = {"straight": run(method, path), "resumed": run(method, path, resume=True)}
+        *straight, exact = run(method, path)
+        *resumed, again = run(method, path, resume=True)
+        found[method] = {"straight": straight, "resumed": resumed, "exact": exact}
+        assert exact == again
 
     # A prepared optimizer is also good for thinwire.attach itself, and for a schedule.
     model = network()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     session = thinwire.attach(model, "localsgd(every=2)", optimizer=optimizer)
-    assert session.optimizer is optimizer.optimizer
+    assert list(session.optimizers) == [optimizer.optimizer]
     session.detach()
     with pytest.raises(ConfigError, match=r"not wrapped in DistributedDataParallel, but a Sequential"):
         attach(accelerator, network(), "topk", optimizer)

@@ -9,13 +9,24 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network
+from tests.integrations.common import (
+    ADAM,
+    METHODS,
+    SAVED,
+    STEPS,
+    batch,
+    environment,
+    exact_steps,
+    flat,
+    network,
+    optimizer_for,
+)
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
 
 
 def fit(folder: Path, method: str, *, resume: Path | None = None, **options: object) -> tuple:
-    """Train to the last step; returns the module and the callback."""
+    """Train to the last step; returns the module, the callback and the count of exact steps of AdamW."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger
@@ -32,7 +43,7 @@ def fit(folder: Path, method: str, *, resume: Path | None = None, **options: obj
             return cross_entropy(self.network(inputs), labels)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return optimizer_for(method, self.parameters())
 
     callback = ThinwireCallback(method, dense_below=0)
     saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=SAVED, save_top_k=-1)
@@ -47,7 +58,7 @@ def fit(folder: Path, method: str, *, resume: Path | None = None, **options: obj
     )
     module = Module()
     trainer.fit(module, torch.utils.data.DataLoader(torch.arange(100)), ckpt_path=resume)
-    return module, callback
+    return module, callback, exact_steps(trainer.optimizers[0])
 
 
 def train(worker: Worker, folder: str) -> dict[str, dict]:
@@ -56,11 +67,12 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
     found = {}
     for method in METHODS:
         path = Path(folder) / method.partition("(")[0]
-        module, callback = fit(path, method)
+        module, callback, exact = fit(path, method)
         straight = flat(module), callback.session.metrics()
-        module, callback = fit(path / "again", method, resume=path / f"step={SAVED}.ckpt")
+        module, callback, again = fit(path / "again", method, resume=path / f"step={SAVED}.ckpt")
         resumed = flat(module), callback.session.metrics()
-        found[method] = {"straight": straight, "resumed": resumed}
+        found[method] = {"straight": straight, "resumed": resumed, "exact": exact}
+        assert exact == again
     with pytest.raises(ConfigError, match=r'Trainer\(strategy="ddp"\), not SingleDeviceStrategy'):
         fit(Path(folder), "topk", devices=1, strategy="auto")
     return found
@@ -72,6 +84,7 @@ def test_a_resumed_fit_ends_with_the_same_bits(tmp_path: Path) -> None:
         for found in (first[method], second[method]):
             (straight, counted), (resumed, counted_on) = found["straight"], found["resumed"]
             assert torch.equal(straight, resumed), method
+            assert found["exact"] == ({3.0} if method == ADAM else set()), method
             for name in ("steps", "bytes_sent", "rounds", "residual_norm", "ratio_to_dense"):
                 assert counted[name] == counted_on[name], f"{method}: {name}"
             assert counted["steps"] == STEPS

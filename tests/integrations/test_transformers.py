@@ -10,7 +10,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from tests.integrations.common import METHODS, SAVED, STEPS, batch, environment, flat, network, same_ends
+from tests.integrations.common import (
+    ADAM,
+    METHODS,
+    SAVED,
+    STEPS,
+    batch,
+    environment,
+    exact_steps,
+    flat,
+    network,
+    same_ends,
+)
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
 
@@ -45,7 +56,9 @@ def trainer_in(folder: Path, method: str) -> tuple:
 
     from thinwire.integrations.transformers import ThinwireCallback
 
+    sgd = {} if method == ADAM else {"optim": "sgd", "learning_rate": 0.1}  # else the Trainer's defaults
     arguments = TrainingArguments(
+        **sgd,
         output_dir=str(folder),
         max_steps=STEPS,
         save_steps=SAVED,
@@ -56,8 +69,6 @@ def trainer_in(folder: Path, method: str) -> tuple:
         ddp_backend="gloo",
         report_to=[],
         disable_tqdm=True,
-        optim="sgd",
-        learning_rate=0.1,
     )
     trainer = Trainer(Model(), arguments, train_dataset=Points())
     callback = ThinwireCallback(trainer, method, dense_below=0)
@@ -79,10 +90,11 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
             entry["thinwire/bytes_sent"] for entry in trainer.state.log_history if "thinwire/steps" in entry
         ]
         straight = flat(trainer.model), callback.session.metrics()
+        exact = exact_steps(trainer.optimizer.optimizer)
         trainer, callback = trainer_in(path, method)
         trainer.train(resume_from_checkpoint=str(path / f"checkpoint-{SAVED}"))
         resumed = flat(trainer.model), callback.session.metrics()
-        found[method] = {"straight": straight, "resumed": resumed, "logged": logged}
+        found[method] = {"straight": straight, "resumed": resumed, "logged": logged, "exact": exact}
     with pytest.raises(ConfigError, match="takes the trainer first, not a str"):
         ThinwireCallback("topk", "topk")
     trainer, callback = trainer_in(path, "topk")
