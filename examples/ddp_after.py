@@ -31,8 +31,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     model = DistributedDataParallel(model)
-    session = thinwire.attach(model, "topk(ratio=0.01)")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = thinwire.attach(model, "qsgd(bits=4)", optimizer=optimizer)
 
     points, labels = data()
     rng = torch.Generator().manual_seed(1 + dist.get_rank())

@@ -29,7 +29,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     points, labels = data()
     rng = torch.Generator().manual_seed(1 + dist.get_rank())

@@ -20,8 +20,9 @@ model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReL
 for layer in model[::2]:
     fully_shard(layer, mesh=mesh["shard"])
 fully_shard(model, mesh=mesh["shard"])
-session = thinwire.attach(model, "topk(ratio=0.01)", process_group=mesh["replicate"].get_group())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+replicas = mesh["replicate"].get_group()
+session = thinwire.attach(model, "topk(ratio=0.01)", optimizer=optimizer, process_group=replicas)
 
 points, labels = data()
 rng = torch.Generator().manual_seed(1 + dist.get_rank())

@@ -1,7 +1,7 @@
 """A small character transformer, trained with compressed gradients; "auto" picks the method.
 
     torchrun --standalone --nproc-per-node 2 examples/text.py
-    torchrun --standalone --nproc-per-node 2 examples/text.py --text FILE --method "powersgd(rank=4)"
+    torchrun --standalone --nproc-per-node 2 examples/text.py --text FILE --method "adam(warmup=50)"
 
 Without --text it learns sums such as "17+25=42.", which are generated here.
 """

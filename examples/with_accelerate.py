@@ -15,13 +15,13 @@ from thinwire.integrations.accelerate import attach
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--method", default="topk(ratio=0.01)")
+parser.add_argument("--method", default="adam(warmup=20)")
 parser.add_argument("--folder", default="out/accelerate")
 arguments = parser.parse_args()
 
 accelerator = Accelerator(cpu=True)
 model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
-model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 session = attach(accelerator, model, arguments.method, optimizer)
 
 points, labels = data()

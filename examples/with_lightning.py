@@ -30,10 +30,10 @@ class Classifier(LightningModule):
         return cross_entropy(self.layers(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-callback = ThinwireCallback("topk(ratio=0.01)")
+callback = ThinwireCallback("adam(warmup=20)")
 settings = {"accelerator": "cpu", "devices": 2, "max_steps": arguments.steps}
 trainer = Trainer(**settings, strategy="ddp", callbacks=[callback], logger=CSVLogger(arguments.folder))
 trainer.fit(Classifier(), DataLoader(TensorDataset(*data()), batch_size=32, shuffle=True))

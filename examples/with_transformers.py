@@ -11,8 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from thinwire.integrations.transformers import ThinwireCallback
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--method", default="topk(ratio=0.01)")
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--method", default="adam(warmup=20)")
 parser.add_argument("--folder", default="out/transformers")
 given = parser.parse_args()
 

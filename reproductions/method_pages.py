@@ -14,6 +14,8 @@ from thinwire.tools.catalogue.descriptions import GUARANTEES, LIMITS, Descriptio
 
 COMMAND = "make pages"
 NOTE = f"*Made by `{COMMAND}` from the source of the method; do not edit.*"
+LINE = 110
+"""The longest line of code, as for ruff."""
 HEADER = (
     "| method | accuracy | to dense | payload | rounds | sent | of dense |",
     "|---|---|---|---|---|---|---|",
@@ -145,8 +147,10 @@ def _usage(one: Description) -> list[str]:
         needs = {"no momentum": "without momentum", "plain SGD": "plain SGD", "Adam": "AdamW"}.get(
             one.traits["optimizer"]
         )
-        optimizer = ", optimizer=optimizer)" if needs else ")"
-        code = [f'session = thinwire.attach(ddp_model, "{one.usual}"{optimizer}']
+        arguments = f'ddp_model, "{one.usual}", optimizer=optimizer'
+        code = [f"session = thinwire.attach({arguments})"]
+        if len(code[0]) > LINE:
+            code = ["session = thinwire.attach(", f"    {arguments}", ")"]
         if needs and len(code[0]) > 90:
             code = [f"# optimizer: {needs}", *code]
         elif needs:

@@ -1,7 +1,7 @@
 """thinwire trains PyTorch models over thin wires: the same accuracy for a small part of the bytes.
 
     model = DistributedDataParallel(model)
-    session = thinwire.attach(model, "topk(ratio=0.01)")
+    session = thinwire.attach(model, "qsgd(bits=4)", optimizer=optimizer)
 
 Method classes come from `thinwire.methods` and `thinwire.averaging`, what a method's author needs from
 `thinwire.core`, drivers from `thinwire.drivers`, the parameter server from `thinwire.server`.

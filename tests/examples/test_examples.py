@@ -53,7 +53,7 @@ def test_before_and_after_learn_the_same_with_fewer_bytes() -> None:
     after = printed_by("ddp_after.py", "--steps", "60")
     assert accuracy(before) > 0.9
     assert accuracy(after) > 0.9
-    assert bytes_sent(after) < 0.05 * 1_204_264
+    assert bytes_sent(after) < 4.2 / 32 * 1_204_264, "four of 32 bits, and scales"
 
 
 def test_periodic() -> None:
@@ -83,7 +83,7 @@ def test_with_tensorboard(tmp_path: Path) -> None:
     ["accelerate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lightning", "transformers"))],
 )
 def test_with_a_framework(name: str, tmp_path: Path) -> None:
-    text = printed_by(f"with_{name}.py", "--steps", "20", "--folder", str(tmp_path))
+    text = printed_by(f"with_{name}.py", "--steps", "150", "--folder", str(tmp_path))  # 20 of them exact
     assert len((EXAMPLES / f"with_{name}.py").read_text().splitlines()) <= 40
     assert bytes_sent(text) < 0.2 * 4 * {"transformers": 106_176}.get(name, 38_410)
     assert any(tmp_path.rglob("thinwire-rank-1-of-2.pt" if name != "lightning" else "*.ckpt"))

@@ -105,9 +105,14 @@ def attach(
     """Train a model with a method; the training loop stays as it is.
 
         model = DistributedDataParallel(model)
-        session = thinwire.attach(model, "topk(ratio=0.01)")
+        session = thinwire.attach(model, "qsgd(bits=4)", optimizer=optimizer)
 
-    averages gradients during the backward pass. Schedules average parameters periodically. They take the
+    averages gradients during the backward pass. With AdamW, plain or fused, `adam` averages its momentum
+    after some exact steps, in about a quarter of these bytes:
+
+        session = thinwire.attach(model, "adam(warmup=400)", optimizer=optimizer)
+
+    Schedules average parameters periodically. They take the
     optimizer and a bare model, or a DDP model, which then reduces no gradients:
 
         session = thinwire.attach(model, "pqasgd(every=8, bits=4)", optimizer=optimizer)

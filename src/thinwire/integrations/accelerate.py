@@ -1,7 +1,7 @@
 """Accelerate: attach after `prepare`, and let `save_state` and `load_state` take every rank's state along.
 
     model, optimizer = accelerator.prepare(model, optimizer)
-    session = attach(accelerator, model, "topk(ratio=0.01)", optimizer)
+    session = attach(accelerator, model, "adam(warmup=400)", optimizer)  # of an AdamW
 
 `thinwire.attach(model, ..., optimizer=optimizer)` takes prepared objects as well, without the checkpoints.
 Needs `pip install 'thinwire[accelerate]'`.

@@ -1,6 +1,7 @@
 """Lightning: a callback that attaches a session, logs what it costs, and saves it with the checkpoint.
 
-    trainer = Trainer(strategy="ddp", callbacks=[ThinwireCallback("topk(ratio=0.01)")])
+    # the module trains with AdamW
+    trainer = Trainer(strategy="ddp", callbacks=[ThinwireCallback("adam(warmup=400)")])
 
 Needs `pip install 'thinwire[lightning]'`.
 """

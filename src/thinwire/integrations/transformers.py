@@ -1,7 +1,7 @@
 """The Hugging Face Trainer: a callback that attaches a session, logs what it costs, and saves it.
 
     trainer = Trainer(model, arguments, train_dataset=data)
-    trainer.add_callback(ThinwireCallback(trainer, "topk(ratio=0.01)"))
+    trainer.add_callback(ThinwireCallback(trainer, "adam(warmup=400)"))  # AdamW is the default
     trainer.train()
 
 Needs `pip install 'thinwire[transformers]'`.

@@ -91,7 +91,7 @@ def scalecom_by_layer(
     """ScaleCom with the paper's rate for each layer, as a `route`.
 
         method = scalecom_by_layer(model, images)
-        session = thinwire.attach(DistributedDataParallel(model), method)
+        session = thinwire.attach(DistributedDataParallel(model), method, optimizer=optimizer)
 
     A layer with at least 196 multiply-adds per sample and gradient entry is compressed 25 times, with at
     least 128 it is 50 times, with fewer 400 times. A convolution has one for each position of its output, a

@@ -257,7 +257,7 @@ class BaseSession(ABC):
         Call it on every rank, between two steps. See `thinwire.net.link` for link strings and
         `thinwire.net.throttle` for the model.
 
-            session = thinwire.attach(model, "topk")
+            session = thinwire.attach(model, "qsgd(bits=4)", optimizer=optimizer)
             session.throttle("100mbit,latency=5ms;3:20mbit")
         """
         self.wait()

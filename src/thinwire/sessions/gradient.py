@@ -32,7 +32,7 @@ class Session(BaseSession):
 
     In a training loop of your own:
 
-        session = thinwire.Session(model.named_parameters(), "topk(ratio=0.01)")
+        session = thinwire.Session(model.named_parameters(), "qsgd(bits=4)", optimizer=optimizer)
         loss.backward()
         session.average({n: p.grad for n, p in model.named_parameters()}, in_place=True)
         optimizer.step()

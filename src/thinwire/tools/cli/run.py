@@ -21,7 +21,7 @@ def run(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="All that follows is for the script.", show_default=False)
     ] = None,
-    method: Annotated[str, typer.Option("--method", help='Such as "topk(ratio=0.01)", or "auto".')] = "auto",
+    method: Annotated[str, typer.Option("--method", help='Such as "qsgd(bits=4)", or "auto".')] = "auto",
     nproc: Annotated[
         int | None,
         typer.Option(min=1, help="Worker processes on this machine; not under torchrun. Default: 2."),
@@ -36,9 +36,9 @@ def run(
 ) -> None:
     """Run your training script as it is, with every DistributedDataParallel model attached to a method.
 
-    On this machine: thinwire run --method "topk(ratio=0.01)" --nproc 4 train.py ARGS
+    On this machine: thinwire run --method "qsgd(bits=4)" --nproc 4 train.py ARGS
 
-    On several: torchrun ... -m thinwire run --method "topk(ratio=0.01)" train.py ARGS
+    On several: torchrun ... -m thinwire run --method "qsgd(bits=4)" train.py ARGS
     """
     with errors():
         from thinwire.tools.script.messages import Job
