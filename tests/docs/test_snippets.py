@@ -78,6 +78,12 @@ def test_what_is_shown_first_trains_well_with_adamw(path: Path) -> None:
         assert not isinstance(method, Exchange) or check_optimizers([method], adamw) == [], text
 
 
+@pytest.mark.parametrize("path", [*PAGES, *MODULES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_auto_is_never_shown_without_the_optimizer(path: Path) -> None:
+    shown = re.findall(r'attach\((?:accelerator, )?model, "auto"[^)]*\)', path.read_text())
+    assert [call for call in shown if "optimizer" not in call] == []
+
+
 def test_the_pages_show_methods() -> None:
     assert sum(len(calls(path)) for path in PAGES) > 50
     assert sum(bool(methods(path)) for path in FIRST) > 10

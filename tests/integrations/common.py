@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire.hosts.auto import AutoSession
 from thinwire.net.launch import Worker
+from thinwire.sessions.base import BaseSession
 
 # With SGD: a method with residuals, one that lets replicas drift, and a schedule between two sync rounds.
 # With a fused AdamW, which is the Trainer's default: `adam`, whose second moment is frozen when it is saved.
@@ -46,6 +48,12 @@ def exact_steps(optimizer: torch.optim.Optimizer) -> set[float]:
     if not optimizer.param_groups[0].get("fused"):
         return set()
     return {float(state["step"]) for state in optimizer.state.values()}
+
+
+def seen_by_auto(session: BaseSession) -> list[torch.optim.Optimizer]:
+    """The optimizers that an automatic session chooses by."""
+    assert isinstance(session, AutoSession)
+    return list(session._options.optimizers)
 
 
 def flat(model: nn.Module) -> torch.Tensor:

@@ -20,6 +20,7 @@ from tests.integrations.common import (
     network,
     optimizer_for,
     same_ends,
+    seen_by_auto,
 )
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
@@ -69,6 +70,11 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
     session = thinwire.attach(model, "localsgd(every=2)", optimizer=optimizer)
     assert list(session.optimizers) == [optimizer.optimizer]
     session.detach()
+    session = attach(accelerator, model, "auto", optimizer)
+    assert seen_by_auto(session) == [optimizer.optimizer]
+    session.detach()
+    with pytest.raises(ConfigError, match="auto chooses by the optimizer"):
+        attach(accelerator, model, "auto")
     with pytest.raises(ConfigError, match=r"not wrapped in DistributedDataParallel, but a Sequential"):
         attach(accelerator, network(), "topk", optimizer)
     with pytest.raises(ConfigError, match="the optimizer is not prepared"):

@@ -20,6 +20,7 @@ from tests.integrations.common import (
     flat,
     network,
     optimizer_for,
+    seen_by_auto,
 )
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
@@ -73,6 +74,8 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
         resumed = flat(module), callback.session.metrics()
         found[method] = {"straight": straight, "resumed": resumed, "exact": exact}
         assert exact == again
+    _, callback, _ = fit(Path(folder) / "auto", "auto", max_steps=2)  # before it measures and chooses
+    assert [type(each) for each in seen_by_auto(callback.session)] == [torch.optim.SGD]
     with pytest.raises(ConfigError, match=r'Trainer\(strategy="ddp"\), not SingleDeviceStrategy'):
         fit(Path(folder), "topk", devices=1, strategy="auto")
     return found

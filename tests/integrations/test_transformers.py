@@ -21,6 +21,7 @@ from tests.integrations.common import (
     flat,
     network,
     same_ends,
+    seen_by_auto,
 )
 from thinwire.errors import ConfigError
 from thinwire.net.launch import Worker, run_local
@@ -51,7 +52,7 @@ class Points(torch.utils.data.Dataset):
         return {"inputs": self.inputs[index], "labels": self.labels[index]}
 
 
-def trainer_in(folder: Path, method: str) -> tuple:
+def trainer_in(folder: Path, method: str, steps: int = STEPS) -> tuple:
     from transformers import Trainer, TrainingArguments
 
     from thinwire.integrations.transformers import ThinwireCallback
@@ -60,7 +61,7 @@ def trainer_in(folder: Path, method: str) -> tuple:
     arguments = TrainingArguments(
         **sgd,
         output_dir=str(folder),
-        max_steps=STEPS,
+        max_steps=steps,
         save_steps=SAVED,
         logging_steps=2,
         per_device_train_batch_size=4,
@@ -95,6 +96,9 @@ def train(worker: Worker, folder: str) -> dict[str, dict]:
         trainer.train(resume_from_checkpoint=str(path / f"checkpoint-{SAVED}"))
         resumed = flat(trainer.model), callback.session.metrics()
         found[method] = {"straight": straight, "resumed": resumed, "logged": logged, "exact": exact}
+    trainer, callback = trainer_in(Path(folder) / "auto", "auto", steps=2)  # before it measures and chooses
+    trainer.train()
+    assert seen_by_auto(callback.session) == [trainer.optimizer.optimizer]
     with pytest.raises(ConfigError, match="takes the trainer first, not a str"):
         ThinwireCallback("topk", "topk")
     trainer, callback = trainer_in(path, "topk")

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from tests.hosts.common import flat
+from thinwire.core.optimizers import Optimizers
 from thinwire.hosts import auto
 from thinwire.net.costs import Link
 from thinwire.net.launch import Worker, WorkerFailedError, run_local
@@ -170,8 +171,28 @@ def test_a_failure_of_rank_0_is_heard_by_all() -> None:
 
 
 def test_a_bare_model_is_refused() -> None:
-    with pytest.raises(thinwire.ConfigError, match="takes a DistributedDataParallel model"):
+    with pytest.raises(thinwire.ConfigError, match="wrap the model first"):
         thinwire.attach(nn.Linear(2, 2), "auto")
+
+
+def refused(worker: Worker) -> None:
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for nothing in (None, [], ()):
+        with pytest.raises(thinwire.ConfigError) as raised:
+            thinwire.attach(model, "auto", optimizer=nothing)
+        assert 'write attach(model, "auto", optimizer=optimizer)' in str(raised.value)
+        assert "qsgd(bits=4)" in str(raised.value)
+    with pytest.raises(thinwire.ConfigError, match=r"replicas.*'some'"):
+        thinwire.attach(model, "auto", optimizer=optimizer, replicas="some")
+    with pytest.raises(thinwire.ConfigError, match=r"replicas is not for dense.*it is for the method auto"):
+        thinwire.attach(model, "dense", optimizer=optimizer, replicas="equal")
+    thinwire.attach(model, "auto", optimizer=optimizer).detach()
+
+
+def test_the_optimizer_is_needed_and_replicas_is_for_auto_only() -> None:
+    """Without it SGD would be taken for granted: what it suits may be worse than no exchange at all."""
+    run_local(refused, 2, timeout=400)
 
 
 # -- schedules, and a link that changes ----------------------------------------------------------------
@@ -353,13 +374,6 @@ def test_when_the_link_changes_another_method_is_taken(
         assert all(torch.equal(*pair) for pair in pairs), "optimizers are equal as well"
 
 
-def test_replicas_is_for_auto_only() -> None:
-    with pytest.raises(thinwire.ConfigError, match="replicas is for the method auto"):
-        thinwire.attach(nn.Linear(2, 2), "dense", replicas="equal")
-    with pytest.raises(thinwire.ConfigError, match="replicas"):
-        thinwire.attach(nn.Linear(2, 2), "auto", replicas="some")
-
-
 def plan_of(now: str | None, times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
     """What rank 0 chooses if steps take that long, and the last method is recommended."""
     *_, best = times
@@ -367,7 +381,7 @@ def plan_of(now: str | None, times: dict[str, float], monkeypatch: pytest.Monkey
     made = planning.Plan(tuple(rows), best, ("because",), 1, 2, Link(), 0.0)
     monkeypatch.setattr(planning, "make_plan", lambda *arguments, **options: made)
     session = object.__new__(auto.AutoSession)
-    session._options = auto._Options(True, 0, 0, None, None, "equal")
+    session._options = auto._Options(True, 0, 0, None, Optimizers(), "equal")
     session._parameters, session._model = {}, nn.Linear(2, 2)
     session.link, session._compute, session._overheads = Link(), None, None
     session.session = SimpleNamespace(engine=SimpleNamespace(rank_info=RankInfo(0, 2)))

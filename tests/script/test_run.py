@@ -233,6 +233,19 @@ def test_the_exit_code_is_kept(how: str, code: int, said: str, tmp_path: Path) -
             "the script has made none for this model",
             marks=pytest.mark.slow,
         ),
+        (
+            "model = DDP(net())\nmodel(torch.zeros(1, 40))",
+            (),
+            2,
+            "auto chooses by the model's optimizer, and the script has made none for this model",
+        ),
+        pytest.param(
+            "model = DDP(net())\nmodel(torch.zeros(1, 40))",
+            ("--method", "adam"),
+            2,
+            "takes the steps of the model's optimizer, and the script has made none for this model",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "model = DDP(net())\ntrain(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))",
             ("--method", "dgc"),
@@ -241,7 +254,7 @@ def test_the_exit_code_is_kept(how: str, code: int, said: str, tmp_path: Path) -
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["no DDP", "spawn", "own attach", "no optimizer", "momentum"],
+    ids=["no DDP", "spawn", "own attach", "no optimizer", "auto", "adam", "momentum"],
 )
 def test_what_cannot_be_served_is_one_line(
     source: str, options: tuple[str, ...], code: int, said: str, tmp_path: Path

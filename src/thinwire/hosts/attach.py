@@ -15,7 +15,7 @@ from thinwire.core.exchange import Exchange
 from thinwire.core.optimizers import Given, LossScale
 from thinwire.errors import ConfigError
 from thinwire.hosts.auto import attach_auto
-from thinwire.hosts.compose import Host, Kind, check_host, check_method, check_options
+from thinwire.hosts.compose import Host, Kind, check_auto, check_host, check_method, check_options
 from thinwire.hosts.ddp import attach_gradients, has_session
 from thinwire.hosts.model import attach_schedule, is_scheduled
 from thinwire.methods.delayed import Delayed
@@ -126,8 +126,8 @@ def attach(
         model: the wrapped model (DDP or FSDP2); for a schedule also a bare one, which gets rank 0's
             parameters and buffers.
         method: a method string, its JSON, or an object such as `thinwire.methods.TopK(ratio=0.01)`; "auto"
-            measures link and model in the first steps of a DDP model and picks one, and another one if the
-            link changes (see `hosts/auto.py`).
+            measures link and model in the first steps of a DDP model and picks one that suits the optimizer,
+            and another one if the link changes (see `hosts/auto.py`).
         overlap: for gradients: work during the backward pass (the default); False works in the hook. A
             schedule has an option of that name.
         delay: for gradients: 1 gives the optimizer the mean of the step before, while the mean of the present
@@ -140,9 +140,9 @@ def attach(
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
             steps that it skips.
         optimizer: the optimizer in use, also as Accelerate or Lightning wrap it, or all that train the model,
-            such as [muon, adamw]: a training step is complete when each has stepped once. A schedule needs
-            it. A method with momentum of its own refuses an optimizer with momentum, `adam` needs AdamW. If
-            replicas drift, the optimizers' states are averaged with them.
+            such as [muon, adamw]: a training step is complete when each has stepped once. Schedules and
+            "auto" need it. A method with momentum of its own refuses an optimizer with momentum, `adam`
+            needs AdamW. If replicas drift, the optimizers' states are averaged with them.
         process_group: for a bare model: the ranks to synchronise with; None is the default group. For an
             FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`; None
             if there is one replica only, sharded over all ranks (see the guide on FSDP2).
@@ -188,6 +188,7 @@ def attach(
         raise ConfigError("this model has a thinwire session already: detach() it first")
     common: dict[str, Any] = {"seed": seed, "dense_below": dense_below, "optimizer": optimizer}
     if chosen is None:
+        check_auto(optimizer)
         common |= {"scaler": scaler, "overlap": overlap is not False, "replicas": replicas or "any"}
         return attach_auto(cast(DistributedDataParallel, model), **common)
     if isinstance(chosen, Exchange) and delay:

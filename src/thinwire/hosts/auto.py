@@ -1,4 +1,4 @@
-"""`attach(model, "auto")`: measures, decides for all ranks alike, and decides anew when the link changes."""
+"""The method "auto": measures, decides for all ranks alike, and decides anew when the link changes."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class _Options:
 
     @property
     def equal(self) -> bool:
-        """Whether only methods that keep replicas equal may be chosen; schedules need the optimizer."""
-        return self.replicas == "equal" or not len(self.optimizers)
+        """Whether only methods that keep replicas equal may be chosen."""
+        return self.replicas == "equal"
 
 
 class AutoSession(BaseSession):
@@ -110,8 +110,8 @@ class AutoSession(BaseSession):
     2. A probe of the link.
     3. Rank 0 predicts a step with each of `CANDIDATES` (`thinwire.predict`), with an adaptive optimizer also
        with what our table of a transformer recommends, and broadcasts its choice. Periodic averaging is
-       among them unless `replicas` is "equal" or there is no optimizer, with the shortest period that hides
-       the wire behind computing (`predict.families`).
+       among them unless `replicas` is "equal", with the shortest period that hides the wire behind computing
+       (`predict.families`).
     4. All ranks switch to that method before the next training forward pass. Rank 0 logs the choice and why.
     5. From then on every rank times its steps, and every `CHECK_EVERY` steps the ranks compare. If the
        slowest is more than `BOUND` from what was predicted, `PATIENCE` times in a row, they measure the link
@@ -295,8 +295,6 @@ class AutoSession(BaseSession):
         slow = current is None or WORTH_A_SWITCH * best.step_seconds <= current.step_seconds
         if current is not None and not slow and not more_often(best.method, current.method):
             best, reasons = current, [f"no method is {WORTH_A_SWITCH:g} times faster"]
-        if self._options.replicas == "any" and not len(self._options.optimizers):
-            reasons.append("periodic averaging was left out: it needs attach(optimizer=...)")
         return {"method": best.method, "reasons": reasons, "seconds": best.step_seconds}
 
     def _take(self, said: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from thinwire.averaging.analysis import is_analysed
 from thinwire.averaging.base import Schedule
 from thinwire.core.config import Configured
 from thinwire.core.exchange import Exchange
+from thinwire.core.optimizers import Given
 from thinwire.errors import ConfigError
 
 Kind = Literal["auto", "gradients", "schedule"]
@@ -82,6 +83,16 @@ def check_options(kind: Kind, host: Host, method: object, given: Collection[str]
                 _ADVICE[key] for key in (f"{option} {host}", f"{option} {kind}", option) if key in _ADVICE
             )
             raise ConfigError(f"{option} is not for {method} on {host}: {advice}. Leave it out")
+
+
+def check_auto(optimizer: Given) -> None:
+    """Refuse to choose without the optimizer: what is safe with SGD may be worse than nothing with AdamW."""
+    if not optimizer:
+        raise ConfigError(
+            'auto chooses by the optimizer, and none is given: write attach(model, "auto", '
+            "optimizer=optimizer), with a list of them if several train the model. If it has none, name a "
+            "method yourself, such as qsgd(bits=4)"
+        )
 
 
 def check_method(method: Configured, host: Host, given: Collection[str]) -> None:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire.averaging.base import Schedule
+from thinwire.core.exchange import Exchange
 from thinwire.core.optimizers import Optimizers, parameters_of
 from thinwire.errors import ConfigError
 from thinwire.hosts.attach import attach
@@ -90,7 +91,7 @@ class ScriptHost:
         self.method = method
         self.link = link
         self.attached: list[Attached] = []
-        self._schedule = method not in (AUTO, ALONE, *PYTORCH) and isinstance(parse(method), Schedule)
+        self._needs_optimizer = _needs_optimizer(method)
         self._groups: weakref.WeakKeyDictionary[nn.Module, MeteredGroup] = weakref.WeakKeyDictionary()
         self._on_model = on_model
         self._on_attached = on_attached
@@ -214,10 +215,10 @@ class ScriptHost:
             if own & holds and not held & holds:
                 chosen.insert(0, optimizer)
                 held |= holds
-        if self._schedule and not chosen:
+        if self._needs_optimizer and not chosen:
             raise ScriptError(
-                f"{self.method} counts the steps of the model's optimizer, and the script has made none for "
-                "this model: take a method that averages gradients, such as qsgd(bits=4)"
+                f"{self.method} {self._needs_optimizer} the model's optimizer, and the script has made none "
+                "for this model: take a method that needs none, such as qsgd(bits=4)"
             )
         return Optimizers(chosen)
 
@@ -246,6 +247,16 @@ def add_pytorch_hook(model: DistributedDataParallel, method: str, group: Metered
     elif method == "pytorch-powersgd":
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _needs_optimizer(method: str) -> str:
+    """What the method does with an optimizer, if it cannot do without."""
+    if method == AUTO:
+        return "chooses by"
+    parsed = None if method in (ALONE, *PYTORCH) else parse(method)
+    if isinstance(parsed, Schedule):
+        return "counts the steps of"
+    return "takes the steps of" if isinstance(parsed, Exchange) and parsed.traits.optimizer == "Adam" else ""
 
 
 def _after_init(kind: type[Any], note: Callable[[Any], object]) -> Callable[[], None]:
