@@ -9,7 +9,7 @@ from torch import nn
 import thinwire
 from tests.failures.test_nonfinite import poison
 from tests.hosts.common import flat, mlp, square_loss, wrap
-from tests.hosts.fsdp import mesh_2x2, sharded
+from tests.hosts.fsdp import loss_of, mesh_2x2, sharded
 from tests.hosts.fsdp import shards as fsdp_shards
 from tests.hosts.fsdp import train as fsdp_train
 from thinwire import ConfigError
@@ -192,4 +192,34 @@ def test_on_a_sharded_model() -> None:
             assert all(torch.equal(a, b) for a, b in zip(ranks[replica][0], ranks[other][0], strict=True))
         assert {steps for _, steps in ranks} == {3.0}
     for (shards, _), (others, _) in zip(plain, fused, strict=True):
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(shards, others, strict=True))
+
+
+def on_shards_with_a_scaler(worker: Worker, fused: bool) -> list[torch.Tensor]:
+    """A number that is not finite in the warm-up, and in the first and in a later frozen step."""
+    mesh = mesh_2x2()
+    model = sharded(mesh["shard"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    group = mesh["replicate"].get_group()
+    method = "adam(exchange=dense, warmup=3)"
+    options = {"optimizer": optimizer, "process_group": group, "scaler": scaler, "dense_below": 0}
+    session = thinwire.attach(model, method, **options)
+    for step in range(9):
+        bad = step in (1, 4, 6)
+        before, count = fsdp_shards(model), session.step
+        optimizer.zero_grad()
+        scaled = scaler.scale(loss_of(model, step))
+        (scaled * torch.nan if bad and worker.rank == 1 else scaled).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        same = all(torch.equal(a, b) for a, b in zip(before, fsdp_shards(model), strict=True))
+        assert (same, session.step) == (bad, count + (not bad)), step
+    session.detach()
+    return fsdp_shards(model)
+
+
+def test_on_a_sharded_model_with_a_scaler() -> None:
+    plain, fused = (run_local(on_shards_with_a_scaler, 4, fused, timeout=400) for fused in (False, True))
+    for shards, others in zip(plain, fused, strict=True):
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(shards, others, strict=True))

@@ -94,11 +94,11 @@ ADAM = "adam(exchange=efsign(bucket=4096), warmup=4)"
 
 
 def with_adamw(worker: Worker) -> tuple[str, torch.Tensor, bool]:
-    """Our table recommends adam: its warm-up begins where auto has decided."""
+    """Our table recommends adam: its warm-up begins where auto has decided. The optimizer is a fused one."""
     auto.CANDIDATES = ("dense", "topk(ratio=0.01)")
     language.behind = lambda: {"dense": 0.0, str(thinwire.parse(ADAM)): 0.0}
     model = DistributedDataParallel(network())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, fused=True)
     session = thinwire.attach(model, "auto", optimizer=optimizer)
     session.throttle("20mbit")
     train(model, optimizer, worker.rank, auto.STEPS + 5)
