@@ -361,7 +361,7 @@ MUTANTS = (
     Mutant(
         "residuals keep their size when a group leaves",
         "hosts/replica_groups.py",
-        "            self._engine.states.rescale(group.size() / self._size)\n",
+        "            self._engine.states.reweigh(group.size() / self._size)\n",
         "            pass\n",
         (TORCHFT, "-k", "residuals_of_a_group_that_left"),
     ),
