@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Even where it is set: every process that a test starts would compile the package anew, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run style types lint check quick test side-by-side test-slow gpu-test coverage mutants chaos fuzz walk bench pages docs dist clean
+.PHONY: setup run style types lint check quick test side-by-side test-slow gpu-test coverage mutants chaos fuzz golden walk bench pages docs dist clean
 
 setup: .venv/ready
 
@@ -73,6 +73,12 @@ chaos: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz_payloads --count 1000000
 	$(BIN)/python -m tests.fuzz_checkpoints --count 5000
+
+# Trajectories of every method and schedule: `make golden` before a change, `make golden ACTION=compare` after it.
+ACTION ?= record
+FILE ?= out/golden.json
+golden: setup
+	$(BIN)/python -m tests.golden $(ACTION) $(FILE)
 
 # The files that Python enters for one gradient, from DDP's hook to the wire and back.
 walk: setup

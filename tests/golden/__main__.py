@@ -11,26 +11,15 @@ import json
 import multiprocessing
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from tests.golden.training import Case, cases, trajectory
-
-
-def one(case: Case) -> tuple[str, dict[str, object]]:
-    torch.set_num_threads(1)
-    try:
-        return str(case), asdict(trajectory(case))
-    except Exception as error:
-        return str(case), {"error": f"{type(error).__name__}: {error}"}
+from tests.golden.training import cases, recorded
 
 
 def all_trajectories(only: str) -> dict[str, dict[str, object]]:
     chosen = [case for case in cases() if only in str(case)]
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        return dict(pool.imap(one, chosen, chunksize=8))
+        return dict(pool.imap(recorded, chosen, chunksize=8))
 
 
 def differences(old: dict[str, dict[str, object]], new: dict[str, dict[str, object]]) -> list[str]:

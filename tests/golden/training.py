@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
@@ -35,10 +36,10 @@ def transformer() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": lambda: mlp(depth=2), "transformer": transformer}
-OPTIMIZERS: dict[str, Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+OPTIMIZERS: dict[str, Callable[[Iterable[torch.Tensor], float], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, _: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters, _: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adamw": lambda parameters, beta1: torch.optim.AdamW(parameters, lr=0.01, betas=(beta1, 0.999)),
 }
 NEEDS = {"any": ("sgd", "momentum", "adamw"), "Adam": ("adamw",)}
 
@@ -74,8 +75,14 @@ class Trajectory:
     operations: list[int]
 
 
-def trajectory(case: Case) -> Trajectory:
-    return Training(case).run()
+def recorded(case: Case) -> tuple[str, dict[str, object]]:
+    """The name of a case, and its trajectory or its error, as JSON has it."""
+    torch.set_num_threads(1)
+    os.environ["LOCAL_WORLD_SIZE"] = "2"  # for `hierarchical`
+    try:
+        return str(case), asdict(Training(case).run())
+    except Exception as error:
+        return str(case), {"error": f"{type(error).__name__}: {error}"}
 
 
 class Training:
@@ -86,7 +93,8 @@ class Training:
         model = MODELS[case.model]()
         self.driver = Lockstep(case.size)
         self.models = [copy.deepcopy(model) for _ in range(case.size)]
-        self.optimizers = [OPTIMIZERS[case.optimizer](model.parameters()) for model in self.models]
+        beta1 = getattr(method, "beta1", 0.9)
+        self.optimizers = [OPTIMIZERS[case.optimizer](model.parameters(), beta1) for model in self.models]
         self.sessions: list[Session | PeriodicSession] = []
         for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             place = RankInfo(rank, case.size)
