@@ -263,7 +263,7 @@ class _TalksAfterSettling(Exchange):
         await ch.commit(True)
         await ch.mean(x, out)
 
-    def payload_bytes(self, layout, size) -> int:
+    def payload_bytes(self, layout, size, link) -> int:
         return 0
 
 

@@ -157,6 +157,27 @@ MUTANTS = (
         ("tests/methods/test_efsign.py", "-k", "few_passes or bucket_has_a_magnitude"),
     ),
     Mutant(
+        "two shots are promised by an assumed link",
+        "methods/families/quantised.py",
+        "if not self.two_shot(layout.numel, size, link):",
+        "if not self.two_shot(layout.numel, size, Link()):",
+        (LAWS, "-k", "test_metered_bytes and qsgd"),
+    ),
+    Mutant(
+        "a split is promised by an assumed link",
+        "methods/families/sparse.py",
+        "self.ragged or self.splits(n, k, size, link)",
+        "self.ragged or self.splits(n, k, size, Link())",
+        (LAWS, "-k", "test_metered_bytes and topk"),
+    ),
+    Mutant(
+        "a session promises by an assumed link",
+        "core/engine.py",
+        "payload_bytes(group.layout, size, self.link)",
+        "payload_bytes(group.layout, size, Link())",
+        ("tests/averaging/test_schedule_laws.py", "-k", "metered_bytes and pqasgd"),
+    ),
+    Mutant(
         "slaq allows for three times the noise",
         "methods/slaq.py",
         "NOISE_FACTOR = 1.1",

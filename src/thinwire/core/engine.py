@@ -272,7 +272,7 @@ class Engine:
         return sum(slot.numel * dtype.itemsize for slot, dtype in self._slots.values())
 
     def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
-        """The payload of a step without frame headers; None if it depends on the data.
+        """The payload of a step without frame headers, on the session's link; None if it depends on the data.
 
         For these layouts, or for the model as one bucket. If a method works per bucket, the payload under
         DDP may differ.
@@ -280,7 +280,7 @@ class Engine:
         asked = list(layouts or (self._layout(name, torch.device("cpu")) for name in self._slots))
         groups = plan(asked, self.router, self._position)
         size = self.exchange_ranks.size
-        promised = [group.exchange.payload_bytes(group.layout, size) for group in groups]
+        promised = [group.exchange.payload_bytes(group.layout, size, self.link) for group in groups]
         return None if None in promised else sum(cast("list[int]", promised))
 
     def layout(self, names: Sequence[str], device: torch.device) -> Layout:

@@ -33,10 +33,12 @@ class Link:
 
     @property
     def up_bandwidth(self) -> float:
+        """The sending rate, in bytes per second."""
         return self.bandwidth
 
     @property
     def down_bandwidth(self) -> float:
+        """The receiving rate, in bytes per second."""
         return self.bandwidth if self.down is None else self.down
 
     def seconds(self, messages: int, data_bytes: float) -> float:
@@ -48,6 +50,7 @@ class Link:
         return max(cost.sent / self.up_bandwidth, cost.received / self.down_bandwidth)
 
     def seconds_for(self, cost: Cost) -> float:
+        """How long this share of a collective takes, alone on the link."""
         return cost.hops * self.latency + self.transfer_seconds(cost)
 
 
