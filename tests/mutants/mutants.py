@@ -178,6 +178,13 @@ MUTANTS = (
         ("tests/averaging/test_schedule_laws.py", "-k", "metered_bytes and pqasgd"),
     ),
     Mutant(
+        "a prediction plays an assumed link",
+        "predict/player.py",
+        "dense_below=self.dense_below, link=self.link",
+        "dense_below=self.dense_below, link=None",
+        ("tests/predict/test_predict.py", "-k", "chooses_on_the_link"),
+    ),
+    Mutant(
         "slaq allows for three times the noise",
         "methods/slaq.py",
         "NOISE_FACTOR = 1.1",

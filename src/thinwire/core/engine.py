@@ -114,6 +114,7 @@ class Engine:
         self._stale: Mapping[str, torch.Tensor] | None = None
         self._has_gradient = True
         self.confirms = self.remembers  # a session that compares its ranks itself turns this off
+        self.cuts = True  # long operations into pieces; predictions, which count bytes, turn this off
         self.steps_here = 0  # since attach, aborted ones included: equal on all ranks whatever they load
         self._uncertain = True  # whether all ranks are at the same step
         self._last_layouts: list[Layout] = []
@@ -479,6 +480,7 @@ class Engine:
             link=self.link,
             note=note,
             pads=bool(self.executors) and self.executors[0].pads,
+            cuts=self.cuts,
         )
 
     def _note(self, groups: Sequence[Group]) -> agreement.Note | None:
