@@ -139,12 +139,12 @@ class Channel:
         seed: int,
         key: str,
         device: torch.device,
+        link: costs.Link,
         context: StepContext | None = None,
-        link: costs.Link | None = None,
         late: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
         self.rank = rank_info.rank
-        self.link = link or costs.Link()
+        self.link = link
         self.size = rank_info.size
         self.step = step
         self.context = context or StepContext()

@@ -394,7 +394,9 @@ class Engine:
     async def _scatter(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         small = out.numel() < self.router.dense_below
         exchange = self.router.dense if small else self.method
-        ch = Channel(self.rank_info, step=self.step, seed=self.seed, key=key, device=out.device)
+        ch = Channel(
+            self.rank_info, step=self.step, seed=self.seed, key=key, device=out.device, link=self.link
+        )
         narrowed = out.dtype == torch.float64 and not exchange.traits.elementwise
         target = torch.empty_like(out, dtype=torch.float32) if narrowed else out
         given = [piece.float() for piece in pieces] if narrowed else pieces
