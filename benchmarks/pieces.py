@@ -115,7 +115,7 @@ def _work(worker: Worker, text: str, size: int) -> None:
 def _seconds(operation: str, size: int, worker: Worker, executor: ProcessGroupExecutor, link: Link) -> float:
     """Of the rank that takes longest."""
     rank_info = RankInfo(worker.rank, worker.size)
-    ch = Channel(rank_info, step=0, seed=0, key="", device=torch.device("cpu"))
+    ch = Channel(rank_info, step=0, seed=0, key="", device=torch.device("cpu"), link=link)
     block = torch.zeros(size, dtype=torch.uint8)
 
     async def task() -> None:

@@ -232,7 +232,7 @@ def _work(worker: Worker, link: str, methods: Sequence[str]) -> None:
     shapes = {name: tuple(p.shape) for name, p in network().named_parameters()}
     for method in methods:
         worker.report(f"{method} on {link}, {worker.size} hosts")
-        compute, profiles, measured = _measured(method, shapes)
+        compute, profiles, measured = _measured(method, shapes, found.link)
         ranges = [
             each.interval(found.link, compute, cores=cores, overheads=found.overheads) for each in profiles
         ]
@@ -327,7 +327,7 @@ def turn_of(method: str) -> Turn:
 
 
 def _measured(
-    method: str, shapes: Shapes
+    method: str, shapes: Shapes, link: Link
 ) -> tuple[predict.Compute, list[predict.Profile | predict.PeriodicProfile], float]:
     """Steps that send nothing, the method's work alone, and whole steps, by turns.
 
@@ -352,7 +352,7 @@ def _measured(
         dist.barrier()
         alone = silent.steps(turn.steps)
         slowed = _slowest(sum(alone)) / sum(alone)
-        profile = _profile(method, shapes)
+        profile = _profile(method, shapes, link)
         dist.barrier()
         for _ in range(turn.before):
             training.step()
@@ -369,8 +369,8 @@ def _measured(
     return compute, profiles, statistics.median(taken)
 
 
-def _profile(method: str, shapes: Shapes) -> predict.Profile | predict.PeriodicProfile:
+def _profile(method: str, shapes: Shapes, link: Link) -> predict.Profile | predict.PeriodicProfile:
     size = dist.get_world_size()
     if isinstance(parse(method), Schedule):
-        return predict.periodic_profile(method, shapes, size, repeats=1)
-    return predict.profile(method, shapes, size, repeats=1)
+        return predict.periodic_profile(method, shapes, size, link=link, repeats=1)
+    return predict.profile(method, shapes, size, link=link, repeats=1)

@@ -123,7 +123,7 @@ def run(
 
 def extrapolate(text: str, workers: int, size: int, link: Link) -> Row:
     """The same from one worker that stands for all, without gloo's control messages."""
-    found = predict.profile(text, {"matrix": shape_of(size)}, workers, host="average", repeats=1)
+    found = predict.profile(text, {"matrix": shape_of(size)}, workers, link=link, host="average", repeats=1)
     local = getattr(parse_exchange(text), "local", None) or 1
     hosts = -(-workers // local)
     steps = [[_without_control(each, hosts) for job in jobs for each in job.rounds] for jobs in found.steps]
@@ -174,7 +174,12 @@ def measure(text: str, workers: int, size: int, link: Link) -> Row:
     gradients = [torch.randn(shape, generator=rng).view(-1) for _ in range(min(workers, DISTINCT_GRADIENTS))]
     network = Simulated(workers, link)
     sessions = [
-        Session([("matrix", torch.empty(shape, device="meta"))], text, rank_info=RankInfo(rank, workers))
+        Session(
+            [("matrix", torch.empty(shape, device="meta"))],
+            text,
+            rank_info=RankInfo(rank, workers),
+            link=link,
+        )
         for rank in range(workers)
     ]
     layout = sessions[0].engine.layout(["matrix"], torch.device("cpu"))

@@ -37,6 +37,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.traits import Scope, Traits
 from thinwire.methods.families.feedback import Residual
 from thinwire.methods.families.sparse import count_of
+from thinwire.net.costs import Link
 from thinwire.tools.compare.study import (
     COLUMNS,
     RULES,
@@ -110,7 +111,7 @@ class Corner(Exchange):
             state.error.copy_(u - sent)
         out.copy_(mean)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         return 4 * layout.numel + (4 * count_of(RATIO, layout.numel) if self.rule == "top-k" else 0)
 
 

@@ -1,6 +1,7 @@
 """Replicas in lock-step in one process, and the schedules that the laws hold."""
 
 import copy
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from tests.hosts.common import batch, mlp
 from thinwire import list_schedules, parse
 from thinwire.averaging.spares import Spares
 from thinwire.drivers import Lockstep
+from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.periodic import PeriodicSession
 
@@ -41,9 +43,9 @@ CONFIGURATIONS = tuple(dict.fromkeys([str(cls()) for cls in list_schedules().val
 class Normed(nn.Module):
     """With buffers: batch-norm statistics and a count."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        self.body = mlp()
+        self.body = body
         self.norm = nn.BatchNorm1d(40)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +55,15 @@ class Normed(nn.Module):
 def normed() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return Normed()
+        return Normed(mlp())
+
+
+def wide() -> nn.Module:
+    """Its layers are so long that links differ in the cheapest way to average them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        widths = (40, 800, 40, 800, 40)
+        return Normed(nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths))))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -68,14 +78,28 @@ class Cohort:
     """`size` replicas with their optimizers and sessions."""
 
     def __init__(
-        self, method: str, size: int, *, make=mlp, optimizer=sgd, driver: Lockstep | None = None
+        self,
+        method: str,
+        size: int,
+        *,
+        make=mlp,
+        optimizer=sgd,
+        driver: Lockstep | None = None,
+        link: Link | None = None,
     ) -> None:
         self.driver = driver or Lockstep(size)
         model = make()
         self.models = [copy.deepcopy(model) for _ in range(size)]
         self.optimizers = [optimizer(model) for model in self.models]
         self.sessions = [
-            PeriodicSession(replica, parse(method), optimizer, rank_info=RankInfo(rank, size), dense_below=64)
+            PeriodicSession(
+                replica,
+                parse(method),
+                optimizer,
+                rank_info=RankInfo(rank, size),
+                dense_below=64,
+                link=link,
+            )
             for rank, (replica, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True))
         ]
 

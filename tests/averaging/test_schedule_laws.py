@@ -8,12 +8,13 @@ import torch
 
 import thinwire
 import thinwire.averaging
-from tests.averaging.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed
+from tests.averaging.cohort import CONFIGURATIONS, Cohort, adam, equal, equal_parameters, normed, wide
 from tests.hosts.common import batch, flat, mlp
-from tests.laws.cohort import same_state
+from tests.laws.cohort import LINKS, every, same_state
 from thinwire import Session, list_methods, list_schedules, parse
 from thinwire.averaging import Schedule
 from thinwire.methods.registry import to_json
+from thinwire.net.link import slowest_link
 from thinwire.net.rank_info import RankInfo
 from thinwire.sessions.checkpoint import dealt
 
@@ -133,26 +134,39 @@ def test_the_mean_of_the_replicas_moves_as_the_gradients_say(method: str) -> Non
         torch.testing.assert_close(after, expected, rtol=0, atol=3e-7)
 
 
-@pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse(m).warmup == 0])
-def test_metered_bytes_are_what_was_promised(method: str) -> None:
-    """On the last of three ranks: with two levels, of two ranks each, it leads its host."""
-    schedule = parse(method)
+# Signs in two shots or in a gather, of each fragment.
+PROMISED = (
+    *CONFIGURATIONS,
+    "postlocal(every=2, warmup=0)",
+    "postlocal(every=4, bits=2, warmup=0, fragments=2)",
+)
+
+
+@every([m for m in PROMISED if parse(m).warmup == 0], quick=(), link=LINKS)
+def test_metered_bytes_are_what_was_promised(method: str, link: str) -> None:
+    """On the last of five ranks: with two levels, of two ranks each, it leads its host.
+
+    Nothing is promised only where the data decide how long the pieces of a split are.
+    """
+    schedule, cohort = parse(method), Cohort(method, 5, make=wide, link=slowest_link(link))
+    session, meter = cohort.sessions[4], cohort.driver.meters[4]
+    if session.cycle_bytes() is None:
+        assert schedule.inner.traits.payload == "data-dependent", "other schedules know their bytes"
+        cohort.train(range(schedule.period))
+        assert "all_to_all" in meter.by_operation
+        return
     if schedule.cycle_steps(1) != schedule.period or schedule.period > 20:
-        schedule = None
-    cohort = Cohort(method, 3, make=normed)
-    if schedule is None:
         cohort.train(range(2))
-        before = cohort.driver.meters[2].payload_bytes
+        before = meter.payload_bytes
         cohort.sync()
-        promised = cohort.sessions[2].cycle_bytes()
-        assert cohort.driver.meters[2].payload_bytes - before == promised
+        assert meter.payload_bytes - before == session.cycle_bytes()
         return
     cohort.train(range(schedule.period))
-    before = cohort.driver.meters[2].payload_bytes
+    before = meter.payload_bytes
     cohort.train(range(2 * schedule.period))
-    metered = cohort.driver.meters[2].payload_bytes - before
-    assert metered == 2 * cohort.sessions[2].cycle_bytes()
-    assert cohort.sessions[2].payload_bytes() == metered / (2 * schedule.period)
+    metered = meter.payload_bytes - before
+    assert metered == 2 * session.cycle_bytes()
+    assert session.payload_bytes() == metered / (2 * schedule.period)
 
 
 def test_promised_bytes_are_few() -> None:

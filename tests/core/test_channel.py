@@ -25,7 +25,7 @@ def run_all(
     results: list[list] = [[] for _ in range(size)]
     programs = []
     for rank_info in driver.rank_infos:
-        channel = Channel(rank_info, step=0, seed=0, key="x", device=torch.device("cpu"))
+        channel = Channel(rank_info, step=0, seed=0, key="x", device=torch.device("cpu"), link=link or Link())
         tasks = make(channel, results[rank_info.rank])
         programs.append(together(tasks, rank_info, step=0, mark=1, link=link or Link()))
     driver.run(programs)
@@ -240,7 +240,7 @@ def test_a_rank_that_ends_early_is_a_deadlock() -> None:
 
 def test_random_generators() -> None:
     def channel(rank: int, step: int = 0, key: str = "w") -> Channel:
-        return Channel(RankInfo(rank, 4), step=step, seed=3, key=key, device=torch.device("cpu"))
+        return Channel(RankInfo(rank, 4), step=step, seed=3, key=key, device=torch.device("cpu"), link=Link())
 
     assert channel(0).shared_seed() == channel(3).shared_seed()
     seeds = {channel(rank).private_seed() for rank in range(4)}
@@ -263,7 +263,7 @@ class _TalksAfterSettling(Exchange):
         await ch.commit(True)
         await ch.mean(x, out)
 
-    def payload_bytes(self, layout, size) -> int:
+    def payload_bytes(self, layout, size, link) -> int:
         return 0
 
 

@@ -85,7 +85,8 @@ def gathered(
             results.append(await ch.gather([mine], longest=[longest]))
 
     channels = [
-        Channel(info, step=0, seed=0, key="x", device=torch.device("cpu")) for info in driver.rank_infos
+        Channel(info, step=0, seed=0, key="x", device=torch.device("cpu"), link=Link())
+        for info in driver.rank_infos
     ]
     programs = [
         together([task(ch)], info, step=0, mark=1, link=Link(), pads=pads)

@@ -18,6 +18,7 @@ from thinwire.methods import DeMo, GSpar, Sketched
 from thinwire.methods.families import indices
 from thinwire.methods.families.sketch import WIRE
 from thinwire.methods.families.sparse import count_of
+from thinwire.net.costs import Link
 
 KNOWN = {**list_methods(), **list_schedules()}
 # Methods without a formula of their own: what they wrap has one.
@@ -46,6 +47,8 @@ OTHERS = (
     "sketched(ratio=0.02, wire='bf16', candidates=0)",
 )
 SHAPES = [(128, 96), (37, 501), (1000, 33)]
+# Two ranks gather on any link: that is what the formulas are for.
+LINK = Link()
 
 
 def evaluated(text: str, layout: Layout, **counted: Any) -> float:
@@ -80,10 +83,10 @@ def evaluated(text: str, layout: Layout, **counted: Any) -> float:
 def payload(text: str, layout: Layout) -> float | None:
     method = parse(text)
     if isinstance(method, Schedule):
-        inner = method.inner.payload_bytes(layout, 2)
+        inner = method.inner.payload_bytes(layout, 2, LINK)
         return None if inner is None else inner / method.period
     assert isinstance(method, Exchange)
-    return method.payload_bytes(layout, 2)
+    return method.payload_bytes(layout, 2, LINK)
 
 
 def data_decide(text: str) -> bool:

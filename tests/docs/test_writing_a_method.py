@@ -15,7 +15,7 @@ import torch
 
 import thinwire
 from tests.laws import test_laws
-from tests.laws.cohort import SIZES, Cohort
+from tests.laws.cohort import LINKS, SIZES, Cohort
 from thinwire.core import Channel, Exchange, Traits, checks
 
 PAGE = Path(__file__).parents[2] / "docs/writing-a-method.md"
@@ -24,6 +24,7 @@ METHODS = ("byturns(parts=4)", "byturns(parts=1)")
 # `with_a_delay` for `delayed`.
 RANGES = {
     "size": SIZES,
+    "link": LINKS,
     "dtype": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
     "value": (float("nan"), float("inf")),
     "tensor": ("wide", "vector"),

@@ -15,7 +15,7 @@ from tests.hosts.common import (
     under_ddp,
     wrap,
 )
-from thinwire.core import Exchange, Layout, State, Traits, replicated, residual
+from thinwire.core import Exchange, Layout, Link, State, Traits, replicated, residual
 from thinwire.net.launch import Worker, run_local
 
 
@@ -50,7 +50,7 @@ class AlternateHalves(Exchange):
             state.mask.logical_not_()
         out.copy_(mean)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         return layout.dense_bytes
 
 

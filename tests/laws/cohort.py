@@ -9,9 +9,12 @@ import torch
 from thinwire import Session, list_methods, parse
 from thinwire.core import Exchange
 from thinwire.drivers import Lockstep
+from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
 SIZES = (3, 1, 2, 5, 8)
+# What is the cheapest operation on one of them is not on another.
+LINKS = ("1gbit,latency=50us", "100mbit,latency=1ms", "10mbit,latency=50ms")
 SHAPES: dict[str, tuple[int, ...]] = {
     "wide": (24, 37),
     "conv": (8, 3, 3, 3),
@@ -239,13 +242,21 @@ class Cohort:
         dense_below: int = 0,
         seed: int = 0,
         driver: Lockstep | None = None,
+        link: Link | None = None,
     ) -> None:
         self.shapes = SHAPES if shapes is None else shapes
         self.dtype = dtype
         self.driver = driver or Lockstep(size)
         parameters = [(name, torch.zeros(shape, dtype=dtype)) for name, shape in self.shapes.items()]
         self.sessions = [
-            Session(parameters, method, rank_info=RankInfo(rank, size), dense_below=dense_below, seed=seed)
+            Session(
+                parameters,
+                method,
+                rank_info=RankInfo(rank, size),
+                dense_below=dense_below,
+                seed=seed,
+                link=link,
+            )
             for rank in range(size)
         ]
 

@@ -10,6 +10,7 @@ from tests.laws.cohort import Cohort
 from thinwire import ConfigError, PayloadError, kernels
 from thinwire.methods import GSpar
 from thinwire.methods.families import sampled
+from thinwire.net.costs import Link
 
 
 def heavy(n: int = 4000, seed: int = 0) -> torch.Tensor:
@@ -204,11 +205,12 @@ def test_a_split_reduction_sends_about_two_payloads() -> None:
 
 
 def test_auto_splits_from_five_ranks_on() -> None:
+    sizes, link = (1, 2, 4, 5, 64, 1024), Link()
     for method in (GSpar(), GSpar(budget=1.0)):
-        assert [method.splits(1_000_000, size) for size in (1, 2, 4, 5, 64, 1024)] == [False] * 3 + [True] * 3
-        assert not method.splits(1000, 64)
-    assert not GSpar(reduce="split").splits(1_000_000, 1)
-    assert not GSpar(reduce="gather").splits(1_000_000, 1024)
+        assert [method.splits(1_000_000, size, link) for size in sizes] == [False] * 3 + [True] * 3
+        assert not method.splits(1000, 64, link)
+    assert not GSpar(reduce="split").splits(1_000_000, 1, link)
+    assert not GSpar(reduce="gather").splits(1_000_000, 1024, link)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -76,7 +76,7 @@ class Foreign(Exchange):
     async def run(self, x, out, state, ch) -> None:
         await ch.mean(x, out)
 
-    def payload_bytes(self, layout, size) -> int:
+    def payload_bytes(self, layout, size, link) -> int:
         return layout.dense_bytes
 
 

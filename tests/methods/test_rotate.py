@@ -1,14 +1,16 @@
 """Rotation before coding: unbiased, as exact as DRIVE says, and no worse for a few large entries."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from tests.laws.cohort import Cohort
+from tests.laws.cohort import LINKS, Cohort
 from thinwire import ConfigError, parse
-from thinwire.core import Layout
+from thinwire.core import Layout, Link
 from thinwire.kernels import block_of
+from thinwire.net.link import slowest_link
 
 
 def estimates(method: str, inputs: list[torch.Tensor], trials: int, seed: int = 0) -> torch.Tensor:
@@ -91,10 +93,11 @@ def test_the_rotation_changes_with_step_and_seed_and_is_the_same_on_all_ranks() 
 def test_the_payload_has_no_padding(n: int) -> None:
     layout = Layout.of([("w", (n,))])
     plain, turned = parse("qsgd(bits=4)"), parse("qsgd(bits=4, rotate=True)")
-    for size in (2, 8):
-        assert plain.payload_bytes(layout, size) == turned.payload_bytes(layout, size)
+    for size, text in itertools.product((2, 8), LINKS):
+        link = slowest_link(text)
+        assert plain.payload_bytes(layout, size, link) == turned.payload_bytes(layout, size, link)
     blocks = -(-n // block_of(n))
-    assert parse("signsgd(rotate=True)").payload_bytes(layout, 2) == -(-n // 8) + 4 * blocks
+    assert parse("signsgd(rotate=True)").payload_bytes(layout, 2, Link()) == -(-n // 8) + 4 * blocks
     assert blocks == -(-n // 4096) or n < 4096
 
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.laws.cohort import LINKS
 from thinwire import ConfigError, PayloadError, parse, predict
 from thinwire.hosts.auto import CANDIDATES, candidates_for
 from thinwire.net.costs import Link
+from thinwire.net.link import slowest_link
 from thinwire.predict import evidence, language
 from thinwire.predict import recommend as planning
 from thinwire.tools.cli import app
@@ -38,6 +40,18 @@ def test_a_slow_link_gets_a_method_and_a_fast_one_gets_dense() -> None:
     fast = planning.make_plan(SHAPES, 4, FAST, 0.05, FEW)
     assert fast.recommended == "dense"
     assert "on this link dense is best" in fast.reasons
+
+
+def test_a_row_has_the_operations_of_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the sessions of this environment are given."""
+    monkeypatch.setenv("THINWIRE_LINK", LINKS[0])
+    shapes, methods = {"large": (250, 400)}, ("qsgd(bits=4)", "pqasgd(every=2)")
+    near, far = (
+        planning.make_plan(shapes, 5, slowest_link(text), 0.1, methods) for text in (LINKS[0], LINKS[-1])
+    )
+    assert [[made.row(method).rounds for method in methods] for made in (near, far)] == [[2, 1.5], [1, 1]]
+    for method in methods:
+        assert near.row(method).sent_bytes < 0.5 * far.row(method).sent_bytes
 
 
 def test_rows_are_sorted_and_compared_with_dense() -> None:

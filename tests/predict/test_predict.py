@@ -12,14 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.laws.cohort import Cohort
+from tests.laws.cohort import LINKS, Cohort
 from thinwire import ConfigError, list_methods, parse, predict
 from thinwire.drivers.lockstep import Lockstep
 from thinwire.net import costs
 from thinwire.net.costs import Link
+from thinwire.net.link import slowest_link
 from thinwire.net.meter import INSIDE
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import player, timeline
+from thinwire.predict.buckets import Shapes
 from thinwire.predict.mirror import Job, Mirror, Round
 from thinwire.predict.sync_rounds import play_cycle
 from thinwire.sessions.periodic import PeriodicSession
@@ -28,11 +30,17 @@ SHAPES = {"first": (60, 50), "bias": (60,), "second": (40, 60), "head": (10, 40)
 LINK = Link(latency=1e-3, bandwidth=1e6)
 
 
-def in_lockstep(method: str, size: int) -> tuple[dict[str, int], int]:
+# Links differ in the cheapest way to average codes of the large one.
+LONG = {"large": (250, 400), "bias": (400,)}
+
+
+def in_lockstep(
+    method: str, size: int, shapes: Shapes = SHAPES, link: Link | None = None
+) -> tuple[dict[str, int], int]:
     """Operations by kind and the most bytes a rank handed over, all ranks with the same gradients."""
-    cohort = Cohort(method, size, SHAPES, dense_below=1024)
+    cohort = Cohort(method, size, shapes, dense_below=1024, link=link)
     rng = torch.Generator().manual_seed(0)
-    gradients = {name: torch.randn(math.prod(s), generator=rng).view(s) for name, s in SHAPES.items()}
+    gradients = {name: torch.randn(math.prod(s), generator=rng).view(s) for name, s in shapes.items()}
     for session in cohort.sessions:
         session.engine.step = 1_000_000 - 1_000_000 % size
     cohort.average([{name: g.clone() for name, g in gradients.items()} for _ in range(size)])
@@ -49,13 +57,49 @@ STEADY = [name for name in list_methods() if not hasattr(parse(name), "upload_bi
 def test_one_rank_that_stands_for_all_sees_what_all_see(method: str) -> None:
     for size in (2, 5):
         played = predict.profile(method, SHAPES, size, host="average", repeats=1)
-        kinds, payload = in_lockstep(method, size)
-        rounds = [r for job in played.steps[0] for r in job.rounds]
-        names = [INSIDE * r.inside + r.operation for r in rounds]
-        assert {name: names.count(name) for name in names} == kinds
-        handed = sum(r.payload for r in rounds if not r.inside)
-        # Random choices are each rank's own: their payloads differ by a few entries.
-        assert handed == pytest.approx(payload, rel=0.05 if played.data_dependent else 0.01)
+        check_played(played, *in_lockstep(method, size))
+
+
+def check_played(played: predict.Profile, kinds: dict[str, int], payload: int) -> None:
+    """Its step has these operations and bytes."""
+    rounds = [r for job in played.steps[0] for r in job.rounds]
+    names = [INSIDE * r.inside + r.operation for r in rounds]
+    assert {name: names.count(name) for name in names} == kinds
+    handed = sum(r.payload for r in rounds if not r.inside)
+    # Random choices are each rank's own: their payloads differ by a few entries.
+    assert handed == pytest.approx(payload, rel=0.05 if played.data_dependent else 0.01)
+
+
+@pytest.mark.parametrize("text", LINKS)
+@pytest.mark.parametrize(
+    "method",
+    ["qsgd(bits=4)", "signsgd", "efsign(bucket=4096)", "gspar(ratio=0.3)", "delayed(method=topk(ratio=0.1))"],
+)
+def test_operations_are_those_that_a_session_chooses_on_the_link(method: str, text: str) -> None:
+    link = slowest_link(text)
+    played = predict.profile(method, LONG, 5, link=link, host="average", repeats=1)
+    check_played(played, *in_lockstep(method, 5, LONG, link))
+
+
+def test_of_more_than_one_link_each_has_its_own_operations() -> None:
+    near, far = (slowest_link(text) for text in (LINKS[0], LINKS[-1]))
+    seconds = [predict.step_seconds("qsgd(bits=4)", LONG, 5, link) for link in (near, far)]
+    found = [predict.profile_of("qsgd(bits=4)", LONG, 5, link=link) for link in (near, far)]
+    assert [each.rounds for each in found] == [2, 1]
+    assert seconds == [each.step_seconds(link) for each, link in zip(found, (near, far), strict=True)]
+    assert predict.speed_up("qsgd(bits=4)", LONG, 5, far) == pytest.approx(
+        predict.step_seconds("dense", LONG, 5, far) / seconds[1]
+    )
+
+
+def test_pieces_are_predicted_as_the_operation_that_they_are_cut_from() -> None:
+    """They take as long as their bytes, as predictions assume; how many there are differs with the sample."""
+    slow, shapes = slowest_link("10mbit,latency=50us"), {"large": LONG["large"]}
+    assert costs.slices(math.prod(shapes["large"]), slow) > 1
+    found = predict.profile("qsgd(bits=8)", shapes, 3, link=slow, repeats=1)
+    assert found.rounds == 1
+    found = predict.periodic_profile("pqasgd(every=4, bits=8)", shapes, 3, link=slow, repeats=1)
+    assert found.rounds == 2 / 4
 
 
 @pytest.mark.parametrize("method", list_methods())
@@ -89,6 +133,37 @@ def test_a_part_stands_for_a_large_model(method: str, monkeypatch: pytest.Monkey
     assert (part.rounds, part.hops) == (whole.rounds, whole.hops)
     assert [len(jobs) for jobs in part.steps] == [len(jobs) for jobs in whole.steps]
     assert part.compression_seconds > whole.compression_seconds / 4
+
+
+@pytest.mark.parametrize("text", LINKS)
+@pytest.mark.parametrize("method", ["topk(ratio=0.1, scope='model')", "efsign(scope='bucket')"])
+def test_a_part_has_the_operations_of_a_large_model(
+    method: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an exchange that sees many tensors at once, and chooses by their length."""
+    shapes, link = {f"layer {number}": (300, 200) for number in range(18)}, slowest_link(text)
+    whole = predict.profile(method, shapes, 5, link=link, repeats=1)
+    monkeypatch.setattr(player, "SAMPLE", 50_000)
+    monkeypatch.setattr(player, "WHOLE_SAMPLE", 50_000)
+    part = predict.profile(method, shapes, 5, link=link, repeats=1)
+    assert part.rounds == whole.rounds
+    assert part.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_a_part_has_the_sync_rounds_of_a_large_model(text: str) -> None:
+    shapes, link = {f"layer {number}": (300, 200) for number in range(18)}, slowest_link(text)
+    schedule = parse("postlocal(every=2, warmup=0, fragments=2)")
+    whole, part = (
+        play_cycle(schedule, shapes, 5, dense_below=1024, repeats=0, link=link, most=most)
+        for most in (10**7, 10**5)
+    )
+    for all_of, some in zip(whole.syncs, part.syncs, strict=True):
+        names = [[r.operation for r in sync.job.rounds] for sync in (all_of, some)]
+        assert names[0] == names[1]
+        assert sum(r.sent for r in some.job.rounds) == pytest.approx(
+            sum(r.sent for r in all_of.job.rounds), rel=0.02
+        )
 
 
 def test_only_a_part_of_a_large_model_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,12 +443,13 @@ def test_every_fragment_is_hidden_behind_the_next_step_as_far_as_it_fits() -> No
 SCHEDULES = ["localsgd(every=4)", "pqasgd(every=4, bits=4)", "periodic(every=4, exchange=topk(ratio=0.05))"]
 
 
+@pytest.mark.parametrize("text", LINKS)
 @pytest.mark.parametrize("method", SCHEDULES)
-def test_a_sync_round_has_the_operations_and_bytes_of_a_real_one(method: str) -> None:
-    size = 3
-    played = predict.periodic_profile(method, SHAPES, size, repeats=1)
+def test_a_sync_round_has_the_operations_and_bytes_of_a_real_one(method: str, text: str) -> None:
+    size, link = 5, slowest_link(text)
+    played = predict.periodic_profile(method, LONG, size, link=link, repeats=1)
     driver = Lockstep(size)
-    sessions = [periodic_session(method, RankInfo(rank, size)) for rank in range(size)]
+    sessions = [periodic_session(method, RankInfo(rank, size), LONG, link) for rank in range(size)]
     for _ in range(4):
         programs = [each.advance() for each in sessions]
     driver.run(programs)
@@ -413,10 +489,12 @@ def test_the_fragments_of_a_model_that_is_played_in_part_have_their_own_sizes() 
     assert sent[-1] > 5 * sent[0]
 
 
-def periodic_session(method: str, rank_info: RankInfo) -> PeriodicSession:
-    model = nn.ParameterDict({name: torch.zeros(shape) for name, shape in SHAPES.items()})
+def periodic_session(
+    method: str, rank_info: RankInfo, shapes: Shapes = SHAPES, link: Link | None = None
+) -> PeriodicSession:
+    model = nn.ParameterDict({name: torch.zeros(shape) for name, shape in shapes.items()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    session = PeriodicSession(model, parse(method), optimizer, rank_info=rank_info)
+    session = PeriodicSession(model, parse(method), optimizer, rank_info=rank_info, link=link)
     for number, parameter in enumerate(model.parameters()):
         rng = torch.Generator().manual_seed(number)
         parameter.data += torch.randn(parameter.shape, generator=rng)

@@ -148,7 +148,7 @@ def relative_variance(exchange: Exchange, entries: int = 2**18) -> float:
         return 0.0
     v = torch.randn(entries, generator=torch.Generator().manual_seed(7))
     made, network = torch.empty_like(v), Lockstep(1)
-    ch = Channel(network.rank_infos[0], step=0, seed=11, key="v", device=v.device)
+    ch = Channel(network.rank_infos[0], step=0, seed=11, key="v", device=v.device, link=Link())
     task = exchange.run(v.clone(), made, exchange.init(Layout.of([("v", (entries,))])), ch)
     network.run([together([task], network.rank_infos[0], step=0, mark=0, link=Link())])
     return float((made - v).square().sum() / v.square().sum())

@@ -54,7 +54,7 @@ class GradientWarmup:
         """Replace gradients and buffers by their means. False if gradients are not finite, and removed."""
         flats = [torch.cat([_gradient(piece).reshape(-1) for piece in b.pieces]) for b in self._blocks]
         own = self._squared_norms(flats)
-        ch = Channel(rank_info, step=step, seed=self._seed, key="", device=flats[0].device)
+        ch = Channel(rank_info, step=step, seed=self._seed, key="", device=flats[0].device, link=link)
         copies = [buffer.detach().reshape(-1).clone() for buffer in buffers]
         tasks = [mean_in_place(flat, ch) for flat in (own, *copies) if flat.numel()]
         for block, flat in zip(self._blocks, flats, strict=True):
@@ -85,7 +85,9 @@ class GradientWarmup:
                 found.append(mean_in_place(part, ch))
                 continue
             alone = layout.pick([slot])
-            own = Channel(rank_info, step=ch.step, seed=self._seed, key=alone.key, device=flat.device)
+            own = Channel(
+                rank_info, step=ch.step, seed=self._seed, key=alone.key, device=flat.device, link=ch.link
+            )
             found.append(self._exchange.run(part, part, self._exchange.init(alone), own))
         return found
 

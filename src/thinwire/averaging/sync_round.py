@@ -112,7 +112,7 @@ class SyncRound:
 
     async def prepare(self, rank_info: RankInfo, link: Link, device: torch.device) -> None:
         """Check that all ranks synchronise the same tensors, then average the dense ones."""
-        ch = Channel(rank_info, step=0, seed=0, key="", device=device)
+        ch = Channel(rank_info, step=0, seed=0, key="", device=device, link=link)
         await together([self._compare(ch, device)], rank_info, step=0, mark=_MARK, link=link)
         tasks = [mean_in_place(tensor, ch) for tensor in self.dense if tensor.numel()]
         if tasks:

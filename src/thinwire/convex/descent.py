@@ -275,7 +275,7 @@ class _Replica:
 
     def program(self) -> channel.Program:
         number, device = self.iterate.number, self.iterate.theta.device
-        ch = channel.Channel(self.rank_info, step=number, seed=0, key="", device=device)
+        ch = channel.Channel(self.rank_info, step=number, seed=0, key="", device=device, link=Link())
         mark = channel.mark_of(f"lazy_gd {self.node.how}")
         return channel.together([self._iteration(ch)], self.rank_info, step=number, mark=mark, link=Link())
 

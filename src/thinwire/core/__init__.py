@@ -6,12 +6,14 @@ from thinwire.core.config import HostWaits
 from thinwire.core.exchange import Exchange, State, hint, momentum, own, replicated, residual, shared
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
+from thinwire.net.costs import Link
 
 __all__ = [
     "Channel",
     "Exchange",
     "HostWaits",
     "Layout",
+    "Link",
     "Slot",
     "State",
     "StepContext",

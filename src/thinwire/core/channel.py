@@ -139,12 +139,12 @@ class Channel:
         seed: int,
         key: str,
         device: torch.device,
+        link: costs.Link,
         context: StepContext | None = None,
-        link: costs.Link | None = None,
         late: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
         self.rank = rank_info.rank
-        self.link = link or costs.Link()
+        self.link = link
         self.size = rank_info.size
         self.step = step
         self.context = context or StepContext()
@@ -272,14 +272,16 @@ async def together(
     link: costs.Link,
     note: agreement.Note | None = None,
     pads: bool = False,
+    cuts: bool = True,
 ) -> None:
     """Run exchanges concurrently, with one operation per round and kind of request.
 
     An exchange that has finished its rounds waits at `commit` for the others, then for the rest of the step.
     With a `note` the first round also confirms that all ranks are at the same point. With `pads` short frames
     of varying length are padded to their bound, instead of a round in which the ranks tell their lengths.
+    Without `cuts` no operation is cut into pieces.
     """
-    rounds = _Rounds(rank_info, step, mark, link, note, pads)
+    rounds = _Rounds(rank_info, step, mark, link, note, pads, cuts)
     waiting: dict[int, _Request] = {}
     try:
         for index, task in enumerate(tasks):
@@ -335,6 +337,7 @@ class _Rounds:
         link: costs.Link,
         note: agreement.Note | None,
         pads: bool,
+        cuts: bool,
     ) -> None:
         self.rank_info = rank_info
         self.step = step
@@ -343,6 +346,7 @@ class _Rounds:
         self.link = link
         self.note = note
         self.pads = pads
+        self.cuts = cuts
 
     async def perform(self, asking: dict[int, _Request]) -> dict[int, object]:
         means = {i: r for i, r in asking.items() if isinstance(r, _Mean)}
@@ -517,7 +521,7 @@ class _Rounds:
 
     async def _all_gather(self, block: torch.Tensor, payload: int) -> torch.Tensor:
         """In one operation, or in several of shorter pieces where that is faster on the link."""
-        count = costs.slices(block.numel(), self.link)
+        count = costs.slices(block.numel(), self.link) if self.cuts else 1
         if count == 1:
             return cast(torch.Tensor, await _Ask(frames.AllGather(block, payload)))
         gathered = block.new_empty((self.rank_info.size, block.numel()))
@@ -529,7 +533,7 @@ class _Rounds:
         self, blocks: Sequence[torch.Tensor], receive: Sequence[int], payload: int, data_bytes: int
     ) -> list[torch.Tensor]:
         """The same for blocks to every rank. `data_bytes`, equal on all ranks, are about those of a rank."""
-        count = costs.slices(data_bytes, self.link)
+        count = costs.slices(data_bytes, self.link) if self.cuts else 1
         if count == 1:
             arrived = await _Ask(frames.AllToAll(tuple(blocks), tuple(receive), payload))
             return cast("list[torch.Tensor]", arrived)

@@ -114,6 +114,7 @@ class Engine:
         self._stale: Mapping[str, torch.Tensor] | None = None
         self._has_gradient = True
         self.confirms = self.remembers  # a session that compares its ranks itself turns this off
+        self.cuts = True  # long operations into pieces; predictions, which count bytes, turn this off
         self.steps_here = 0  # since attach, aborted ones included: equal on all ranks whatever they load
         self._uncertain = True  # whether all ranks are at the same step
         self._last_layouts: list[Layout] = []
@@ -272,7 +273,7 @@ class Engine:
         return sum(slot.numel * dtype.itemsize for slot, dtype in self._slots.values())
 
     def payload_bytes(self, layouts: Sequence[Layout] | None = None) -> int | None:
-        """The payload of a step without frame headers; None if it depends on the data.
+        """The payload of a step without frame headers, on the session's link; None if it depends on the data.
 
         For these layouts, or for the model as one bucket. If a method works per bucket, the payload under
         DDP may differ.
@@ -280,7 +281,7 @@ class Engine:
         asked = list(layouts or (self._layout(name, torch.device("cpu")) for name in self._slots))
         groups = plan(asked, self.router, self._position)
         size = self.exchange_ranks.size
-        promised = [group.exchange.payload_bytes(group.layout, size) for group in groups]
+        promised = [group.exchange.payload_bytes(group.layout, size, self.link) for group in groups]
         return None if None in promised else sum(cast("list[int]", promised))
 
     def layout(self, names: Sequence[str], device: torch.device) -> Layout:
@@ -393,7 +394,9 @@ class Engine:
     async def _scatter(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         small = out.numel() < self.router.dense_below
         exchange = self.router.dense if small else self.method
-        ch = Channel(self.rank_info, step=self.step, seed=self.seed, key=key, device=out.device)
+        ch = Channel(
+            self.rank_info, step=self.step, seed=self.seed, key=key, device=out.device, link=self.link
+        )
         narrowed = out.dtype == torch.float64 and not exchange.traits.elementwise
         target = torch.empty_like(out, dtype=torch.float32) if narrowed else out
         given = [piece.float() for piece in pieces] if narrowed else pieces
@@ -479,6 +482,7 @@ class Engine:
             link=self.link,
             note=note,
             pads=bool(self.executors) and self.executors[0].pads,
+            cuts=self.cuts,
         )
 
     def _note(self, groups: Sequence[Group]) -> agreement.Note | None:

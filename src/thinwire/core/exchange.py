@@ -13,6 +13,7 @@ from thinwire.core.channel import Channel, StepContext
 from thinwire.core.config import Configured
 from thinwire.core.layout import Layout, Slot
 from thinwire.core.traits import Traits
+from thinwire.net.costs import Link
 
 
 def residual() -> Any:
@@ -134,11 +135,12 @@ class Exchange(Configured, ABC):
         """
 
     @abstractmethod
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
         """Bytes that a rank passes to the channel per step, without frame headers; None if data-dependent.
 
-        This is the payload after a warm-up; if it is alternating, the largest over all ranks and steps. What
-        is renewed more and more rarely (`adam(refresh=2)`) is not in it.
+        `link` is `ch.link` of the step: what decides by it in `run` decides alike here. This is the payload
+        after a warm-up; if it is alternating, the largest over all ranks and steps. What is renewed more and
+        more rarely (`adam(refresh=2)`) is not in it.
         """
 
     # -- what a method may override ----------------------------------------------------------------------

@@ -98,7 +98,7 @@ async def two_levels(
 ) -> bool:
     """Average the views. Returns whether the result is finite, which is the same on all ranks."""
     buffers, parts = _joined(views)
-    ch = Channel(hosts.inside, step=step, seed=0, key="", device=views[0].x.device)
+    ch = Channel(hosts.inside, step=step, seed=0, key="", device=views[0].x.device, link=link)
     means = [inner.run(buffer.given, buffer.flat, State(), ch) for buffer in buffers]
     await _within(together(means, hosts.inside, step=step, mark=mark, link=link), hosts.members, inside=True)
     if hosts.leads:

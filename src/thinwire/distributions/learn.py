@@ -316,7 +316,9 @@ class _Ranks:
         async def task(ch: Channel) -> None:
             found.append(await ch.gather(parts, longest=longest))
 
-        ch = Channel(self.rank_info, step=0, seed=self.spec.seed, key="", device=torch.device("cpu"))
+        ch = Channel(
+            self.rank_info, step=0, seed=self.spec.seed, key="", device=torch.device("cpu"), link=Link()
+        )
         mark = mark_of(repr(self.spec))
         await together([task(ch)], self.rank_info, step=0, mark=mark, link=Link())
         return found[0]

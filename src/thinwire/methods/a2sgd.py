@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, State, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, State, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.errors import ConfigError
 
@@ -78,6 +78,6 @@ class A2SGD(Exchange):
         await ch.commit(mean.isfinite().all())
         kernels.a2sgd_apply(x, own, mean, out)  # out = g + (mean mu+ - mu+_i) on P + the same on N
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         """Without the averaging of the parameters, which is not part of a step."""
         return 8

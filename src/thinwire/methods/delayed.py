@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Slot, Traits, checks
 from thinwire.core.exchange import Levels
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.topk import TopK
@@ -94,5 +94,5 @@ class Delayed(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         raise ThinwireError("delayed does not run itself: the session delays what its method averages")
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        return self.method.payload_bytes(layout, size)
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
+        return self.method.payload_bytes(layout, size, link)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Slot, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.cosine import CosineMomentum, chunks_of
 from thinwire.methods.families.feedback import Entries
@@ -88,10 +88,10 @@ class DeMo(SparseByRatio):
         step = m.sign_() if self.sign else m  # out = sign(DCT^-1((1/W) sum c))
         out.copy_(step if ch.finite else step.fill_(torch.nan))  # the sign of infinity would be finite
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
         chunks = chunks_of(layout, self.chunk)
         k = self._per(chunks, self.warmup).total(chunks.total)
-        return None if self.splits(chunks.total, k, size) else self.entry_bytes(chunks.total, k)
+        return None if self.splits(chunks.total, k, size, link) else self.entry_bytes(chunks.total, k)
 
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, values=None, reduce="gather", sign=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, HostWaits, Layout, State, Traits
+from thinwire.core import Channel, Exchange, HostWaits, Layout, Link, State, Traits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dense(Exchange):
     async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
         out.copy_(mean_of_all(await ch.scatter([[piece] for piece in pieces])))
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         return layout.dense_bytes
 
     def exact(self) -> Exchange:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, HostWaits, Layout, State, Traits, checks
+from thinwire.core import Channel, Exchange, HostWaits, Layout, Link, State, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.kernels.gspar import LARGEST
 from thinwire.methods.families import sampled
@@ -87,13 +87,13 @@ class GSpar(Exchange):
             return kernels.gspar_budget(x, self.budget)
         return LARGEST if self.ratio == 1 else kernels.gspar_probabilities(x, self.ratio, self.rounds)
 
-    def splits(self, n: int, size: int, link: sampled.Link = sampled.ASSUMED_LINK) -> bool:
+    def splits(self, n: int, size: int, link: Link) -> bool:
         if self.reduce != "auto" or size < 5:
             return self.reduce == "split" and size > 1
         most = self.ratio if self.budget is None else 1 / (1 + self.budget)  # the latter for equal magnitudes
         return sampled.split_pays(n, most, size, link)
 
-    def payload_bytes(self, layout: Layout, size: int) -> None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> None:
         """Unknown: the number of entries is random."""
 
     def exact(self) -> Exchange:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.core import Channel, Exchange, HostWaits, Layout, State, Traits
+from thinwire.core import Channel, Exchange, HostWaits, Layout, Link, State, Traits
 from thinwire.methods.dense import mean_of_all
 
 
@@ -38,7 +38,7 @@ class _Cast(Exchange):
     def rounding(self) -> float:
         return torch.finfo(self.wire_dtype).eps / 2
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         return layout.numel * 2
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, State, Traits, checks, momentum
+from thinwire.core import Channel, Exchange, Layout, Link, State, Traits, checks, momentum
 from thinwire.methods.families.momentum import corrected
 
 
@@ -62,5 +62,5 @@ class HeavyBall(Exchange):
     def exact(self) -> Exchange:
         return replace(self, momentum=0.0)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         return layout.dense_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Slot, Traits, checks
 from thinwire.core.exchange import Levels
 from thinwire.core.two_levels import ranks_per_host
 from thinwire.errors import ConfigError, ThinwireError
@@ -92,8 +92,8 @@ class Hierarchical(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         raise ThinwireError("hierarchical does not run itself: the session runs its two levels")
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        return self.outer.payload_bytes(layout, -(-size // ranks_per_host(self.name, self.local)))
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
+        return self.outer.payload_bytes(layout, -(-size // ranks_per_host(self.name, self.local)), link)
 
     def exact(self) -> Exchange | None:
         outer = self.outer.exact()

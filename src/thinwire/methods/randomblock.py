@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import Residual, poisoned
 from thinwire.methods.families.sparse import check_scale, count_of
@@ -91,5 +91,5 @@ class RandomBlock(Exchange):
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         return 4 * count_of(self.ratio, layout.numel)

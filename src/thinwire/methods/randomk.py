@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 import torch
 
-from thinwire.core import Channel, Layout, Traits, checks
+from thinwire.core import Channel, Layout, Link, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Entries, Residual, SparseMemory
 from thinwire.methods.families.sparse import SparseByRatio, SparseMean, check_scale
@@ -74,10 +74,10 @@ class RandomK(SparseByRatio):
                 u.commit(mean.lost)  # e = u - c
         mean.write(out, ch)  # out = (1/W) sum c
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
         if self.shared:
             return 4 * self.count(layout.numel, self.warmup)
-        return super().payload_bytes(layout, size)
+        return super().payload_bytes(layout, size, link)
 
 
 def draw(numel: int, k: int, rng: torch.Generator) -> torch.Tensor:

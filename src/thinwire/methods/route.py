@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Slot, Traits, checks
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.families.route_rules import Rules, checked_rules, fits, joint_traits
 from thinwire.methods.topk import TopK
@@ -72,11 +72,12 @@ class Route(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         raise ThinwireError("a route does not run itself: the session asks it for the method of each tensor")
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
         parts: list[int | None] = []
         for slot in layout.slots:
             exchange, alone = self.assign(slot, small=False), layout.pick([slot])
-            parts.append(alone.dense_bytes if exchange is None else exchange.payload_bytes(alone, size))
+            known = alone.dense_bytes if exchange is None else exchange.payload_bytes(alone, size, link)
+            parts.append(known)
         return None if None in parts else sum(cast("list[int]", parts))
 
     def exact(self) -> Exchange | None:

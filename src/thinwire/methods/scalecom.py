@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.methods.families.feedback import Entries, Residual, at, poisoned
 from thinwire.methods.families.indices import LONGEST_CHUNK, ChunkCode, ShortestCode
@@ -95,6 +95,6 @@ class ScaleCom(Exchange):
     def exact(self) -> Exchange:
         return replace(self, ratio=1.0, beta=1.0, chunk=None)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         code = self.code(layout.numel)
         return code.bytes + 4 * code.k

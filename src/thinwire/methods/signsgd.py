@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Layout, State, Traits, checks
+from thinwire.core import Channel, Layout, Link, State, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families import signs
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce
@@ -92,8 +92,8 @@ class SignSGD(Quantised):
     def code_bytes(self, n: int) -> int:
         return signs.scaled_signs_bytes(n) if self.rotate else signs.ballot_bytes(n)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
-        if self.rotate or not self.two_shot(layout.numel, size):
-            return super().payload_bytes(layout, size)
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
+        if self.rotate or not self.two_shot(layout.numel, size, link):
+            return super().payload_bytes(layout, size, link)
         votes = -(-layout.numel // 8)
         return votes + 4 * size + -(-votes // size)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire import kernels
-from thinwire.core import Channel, Exchange, HostWaits, Layout, checks
+from thinwire.core import Channel, Exchange, HostWaits, Layout, Link, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families.feedback import Residual, Selector, SparseMemory
-from thinwire.methods.families.sparse import ASSUMED_LINK, Sparse
-from thinwire.net.costs import Link
+from thinwire.methods.families.sparse import Sparse
 
 ABOVE = Selector(kernels.threshold, kernels.select_feedback_threshold, kernels.feedback_threshold)
 
@@ -66,10 +65,10 @@ class Threshold(Sparse, _ValueOption):
                 u.commit(mean.lost)  # e = u - c
         mean.write(await ch.output(out), ch)  # out = (1/W) sum c
 
-    def splits(self, n: int, k: int, size: int, link: Link = ASSUMED_LINK) -> bool:
+    def splits(self, n: int, k: int, size: int, link: Link) -> bool:
         return self.reduce == "split" and size > 1
 
-    def payload_bytes(self, layout: Layout, size: int) -> None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> None:
         """The data decide."""
 
     def exact(self) -> Exchange:

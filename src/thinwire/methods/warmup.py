@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Slot, State, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.dense import exact_mean
 from thinwire.methods.route import Route
@@ -91,8 +91,8 @@ class Warmup(Exchange):
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: Any, ch: Channel) -> None:
         await (exact_mean(x, out, ch) if ch.step < self.steps else self.method.run(x, out, state, ch))
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        return self.method.payload_bytes(layout, size)
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
+        return self.method.payload_bytes(layout, size, link)
 
     def exact(self) -> Exchange | None:
         inner = self.method.exact()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,18 @@ class Link:
 
     @property
     def up_bandwidth(self) -> float:
+        """The sending rate, in bytes per second."""
         return self.bandwidth
 
     @property
     def down_bandwidth(self) -> float:
+        """The receiving rate, in bytes per second."""
         return self.bandwidth if self.down is None else self.down
+
+    def slower(self, factor: float) -> Link:
+        """A link on which bytes take `factor` times as long."""
+        down = None if self.down is None else self.down / factor
+        return replace(self, bandwidth=self.bandwidth / factor, down=down)
 
     def seconds(self, messages: int, data_bytes: float) -> float:
         """The time for this many bytes in both directions at once."""
@@ -48,6 +55,7 @@ class Link:
         return max(cost.sent / self.up_bandwidth, cost.received / self.down_bandwidth)
 
     def seconds_for(self, cost: Cost) -> float:
+        """How long this share of a collective takes, alone on the link."""
         return cost.hops * self.latency + self.transfer_seconds(cost)
 
 

@@ -12,8 +12,8 @@
 The operations of a step come from the method's own code, run for one worker that stands for all
 (`mirror.py`). Their bytes and messages come from `net/costs.py`. The time of coding and decoding is measured
 on this machine. A model of the drivers (`timeline.py`) computes how much of all this overlaps with the
-backward pass. A `Profile` holds the result for one method. It can be evaluated for any number of links, and
-stored as JSON.
+backward pass. A `Profile` holds the result for one method. It has the operations that a session chooses on
+one link, can be evaluated for any number of links, and stored as JSON.
 
 `Overheads` say what an operation costs besides the link; `probe.calibrate` measures them. `interval` gives a
 range instead of one number. Not modelled: packet loss, other traffic, and machines unlike this one.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 from thinwire.averaging.base import Schedule
@@ -87,6 +87,7 @@ def profile_of(
     shapes: Shapes,
     workers: int,
     *,
+    link: Link | None = None,
     host: Host = "ddp",
     overlap: bool = True,
     bucket_bytes: int | None = None,
@@ -98,9 +99,10 @@ def profile_of(
     key = tuple((name, tuple(shape)) for name, shape in shapes.items())
     schedule = parse(method)
     if not isinstance(schedule, Schedule):
-        return _remembered(method, key, workers, host, overlap, bucket_bytes)
+        return _remembered(method, key, workers, link, host, overlap, bucket_bytes)
     # The sync rounds after the warm-up are the same with any warm-up.
-    found = _remembered(str(replace(schedule, warmup=0)), key, workers, host, overlap, bucket_bytes)
+    played = str(replace(schedule, warmup=0))
+    found = _remembered(played, key, workers, link, host, overlap, bucket_bytes)
     return replace(found, method=str(schedule))
 
 
@@ -109,13 +111,13 @@ def _remembered(
     method: str,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     workers: int,
+    link: Link | None,
     host: Host,
     overlap: bool,
     bucket_bytes: int | None,
 ) -> Profile | PeriodicProfile:
-    if overlap:
-        return any_profile(method, dict(shapes), workers, host=host, bucket_bytes=bucket_bytes)
-    return profile(method, dict(shapes), workers, host=host, overlap=False, bucket_bytes=bucket_bytes)
+    made = any_profile if overlap else partial(profile, overlap=False)
+    return made(method, dict(shapes), workers, link=link, host=host, bucket_bytes=bucket_bytes)
 
 
 def step_seconds(
@@ -139,7 +141,7 @@ def step_seconds(
         host: "ddp", or "average" for `Session.average` in a loop of your own.
         cores: the number of threads of a worker that run at full speed at the same time.
     """
-    return profile_of(method, shapes, workers, host=host).step_seconds(link, compute, cores=cores)
+    return profile_of(method, shapes, workers, link=link, host=host).step_seconds(link, compute, cores=cores)
 
 
 def speed_up(
@@ -167,7 +169,7 @@ def break_even_of(
     dense_compute: Compute | float | None = None,
     overheads: Overheads = NOTHING,
 ) -> BreakEven:
-    """The bandwidth at which two profiles take equally long, at this latency.
+    """The bandwidth at which two profiles take equally long, at this latency, with the operations they have.
 
     With `dense_compute`, `compute` is the method's only.
     """
@@ -203,8 +205,9 @@ def break_even(
     host: Host = "ddp",
     cores: float = math.inf,
 ) -> BreakEven:
-    """The links on which the method is faster than `dense`."""
-    own, dense = (profile_of(each, shapes, workers, host=host) for each in (method, "dense"))
+    """The links on which the method is faster than `dense`, with its operations at 1 Gbit/s."""
+    link = Link(latency)
+    own, dense = (profile_of(each, shapes, workers, link=link, host=host) for each in (method, "dense"))
     return break_even_of(own, dense, compute, latency=latency, cores=cores)
 
 

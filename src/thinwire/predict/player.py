@@ -12,7 +12,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -20,10 +20,12 @@ from typing import Literal, NamedTuple
 import torch
 
 from thinwire.core.channel import Program
+from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Slot
 from thinwire.core.routing import View, plan
 from thinwire.errors import ConfigError, PayloadError
 from thinwire.methods.registry import parse_exchange
+from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict import many
 from thinwire.predict.buckets import Shapes, ddp_buckets
@@ -135,9 +137,11 @@ class Player:
         overlap: bool,
         dense_below: int,
         gradients: Mapping[str, torch.Tensor] | None,
+        link: Link | None,
         bucket_bytes: int | None = None,
     ) -> None:
         self.exchange = parse_exchange(method)
+        self.link = link
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.dense_below = dense_below
         entries = self._entries(self.shapes)
@@ -164,6 +168,7 @@ class Player:
         session = self._session(RankInfo(0, 1))
         self.data_dependent = session.payload_bytes() is None
         prepare_for(session.engine.exchanges, loud=False)
+        self._joins = joins_tensors(session.engine.exchanges)
         self._router = session.engine.router
         self.whole = traits.scope == "model"
         self._may_skip = traits.optimizer == "plain SGD"
@@ -228,7 +233,12 @@ class Player:
         longest = max((self._entries([name]) for name in self.shapes), default=0)
         values = noise(longest)
         parameters = [(n, values[: math.prod(shape)].view(shape)) for n, shape in self.shapes.items()]
-        return Session(parameters, self.exchange, rank_info=rank_info, dense_below=self.dense_below)
+        return self._session_of(parameters, rank_info)
+
+    def _session_of(self, parameters: Sequence[tuple[str, torch.Tensor]], rank_info: RankInfo) -> Session:
+        return Session(
+            parameters, self.exchange, rank_info=rank_info, dense_below=self.dense_below, link=self.link
+        )
 
     def play(self, workers: int, repeats: int, entries: int | None = None, *, grow_work: bool = True) -> Play:
         """Play a step among so many workers.
@@ -295,10 +305,11 @@ class Player:
         session = self._session(rank_info)
         session.engine.step = step
         session.engine.confirms = False  # one step in 64 does, and it is not the step to predict
-        mirror = Mirror(rank_info, sent)
+        session.engine.cuts = False  # pieces take as long as their bytes
+        mirror, link = Mirror(rank_info, sent), session.engine.link
 
         def turn(number: int) -> tuple[Job, ...]:
-            programs = enumerate(self._programs(session, sample, number))
+            programs = enumerate(self._programs(session, sample, number, link))
             return tuple(mirror.run(each, place, to_the_end=repeats > 0) for place, each in programs)
 
         turns, operations, quiet = [turn(0)], dict(mirror.operations), None
@@ -320,11 +331,18 @@ class Player:
         spread = statistics.median(totals) / min(totals) if repeats and min(totals) > 0 else 1.0
         return _Played(session, jobs, spread, operations, quiet)
 
-    def _programs(self, session: Session, sample: Sample, turn: int) -> Generator[Program, None, None]:
-        """New gradients in every turn: methods that skip unchanged gradients would never send otherwise."""
-        cpu = torch.device("cpu")
+    def _programs(
+        self, session: Session, sample: Sample, turn: int, link: Link
+    ) -> Generator[Program, None, None]:
+        """New gradients in every turn: methods that skip unchanged gradients would never send otherwise.
+
+        An exchange that sees a part of its tensors decides as it would for all, if bytes take longer.
+        """
+        cpu, factors = torch.device("cpu"), dict(sample.jobs)
         views: list[View] = []
-        for bucket in sample.buckets:
+        for place, bucket in enumerate(sample.buckets):
+            if self._joins:
+                session.engine.link = link.slower(factors[0 if self.whole else place])
             buffer = self._buffer(bucket).roll(SHIFT * turn)
             views.append(View(session.engine.layout(bucket, cpu), buffer, buffer))
             if not self.whole:
@@ -378,10 +396,14 @@ class Player:
         mirror = Mirror(RankInfo(0, workers))
         with one_thread_if_busy():
             copies = [(name, noise(self._entries([name])).view(self.shapes[name]).clone()) for name in names]
-            own = Session(copies, self.exchange, rank_info=mirror.rank_info, dense_below=self.dense_below)
-            job = mirror.run(own.reconciliation())
+            job = mirror.run(self._session_of(copies, mirror.rank_info).reconciliation())
         factor = self._entries(self.shapes) / max(1, self._entries(names))
         return grown(job, mirror.operations[0], factor)
+
+
+def joins_tensors(exchanges: Iterable[Exchange]) -> bool:
+    """Whether one of them sees several tensors as one, so that it chooses its operations for all together."""
+    return any(exchange.traits.scope != "tensor" for exchange in exchanges)
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ class ProfileBase(ABC):
         cores: float = math.inf,
         overheads: Overheads = NOTHING,
     ) -> float:
-        """How long a training step takes on this link.
+        """How long a training step takes on this link, with the operations of the profile's own.
 
         Args:
             where: the link of every worker, or all links with what operations cost besides.
@@ -332,6 +332,7 @@ def profile(
     workers: int,
     *,
     host: Host = "ddp",
+    link: Link | None = None,
     overlap: bool = True,
     dense_below: int = 1024,
     gradients: Mapping[str, torch.Tensor] | None = None,
@@ -346,6 +347,8 @@ def profile(
         workers: from 1 to millions. Above 64 the work is extrapolated from 16 and 64, above 512 the
             operations are from 128 and 512.
         host: "ddp" (buckets, during the backward pass) or "average" (`Session.average`, after it).
+        link: by which the cheapest operations are chosen, as a session does; None takes that of
+            THINWIRE_LINK, or 1 Gbit/s with 50 us.
         overlap, dense_below: as for `attach`.
         gradients: for methods whose bytes depend on the data; normally distributed ones otherwise.
         repeats: measured steps, of which the shortest counts; fewer if the steps are long.
@@ -361,13 +364,20 @@ def profile(
             overlap=overlap,
             dense_below=dense_below,
             gradients=gradients,
+            link=link,
             bucket_bytes=bucket_bytes,
         )
         return _profile(player, workers, repeats)
 
 
 def periodic_profile(
-    method: str, shapes: Shapes, workers: int, *, dense_below: int = 1024, repeats: int = 3
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    *,
+    link: Link | None = None,
+    dense_below: int = 1024,
+    repeats: int = 3,
 ) -> PeriodicProfile:
     """The same for a method that averages parameters: the sync rounds of a cycle."""
     schedule = parse(method)
@@ -383,6 +393,7 @@ def periodic_profile(
             count,
             dense_below=dense_below,
             repeats=times,
+            link=link,
             most=most,
             grow_work=grow_work,
         )
@@ -422,15 +433,23 @@ def _exchanged(sync: Sync) -> Job:
 
 
 def any_profile(
-    method: str, shapes: Shapes, workers: int, *, host: Host = "ddp", bucket_bytes: int | None = None
+    method: str,
+    shapes: Shapes,
+    workers: int,
+    *,
+    link: Link | None = None,
+    host: Host = "ddp",
+    bucket_bytes: int | None = None,
 ) -> Profile | PeriodicProfile:
     """`profile` or `periodic_profile`, as the method needs."""
     if isinstance(parse(method), Schedule):
-        return periodic_profile(method, shapes, workers)
-    return profile(method, shapes, workers, host=host, bucket_bytes=bucket_bytes)
+        return periodic_profile(method, shapes, workers, link=link)
+    return profile(method, shapes, workers, link=link, host=host, bucket_bytes=bucket_bytes)
 
 
-def profiles(method: str, shapes: Shapes, counts: Sequence[int]) -> dict[int, Profile | PeriodicProfile]:
+def profiles(
+    method: str, shapes: Shapes, counts: Sequence[int], link: Link
+) -> dict[int, Profile | PeriodicProfile]:
     """Like `any_profile` under DDP for several numbers of workers, from one step each: quick, rough times.
 
     The work of that step tells how it is shared out between the rounds, and how it grows with the workers.
@@ -439,9 +458,9 @@ def profiles(method: str, shapes: Shapes, counts: Sequence[int]) -> dict[int, Pr
         raise ConfigError(f"a group has one worker or more, not {min(counts)}")
     schedule = parse(method)
     if isinstance(schedule, Schedule):
-        return {count: periodic_profile(method, shapes, count, repeats=1) for count in counts}
+        return {count: periodic_profile(method, shapes, count, link=link, repeats=1) for count in counts}
     with _without_notices():
-        player = Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None)
+        player = Player(method, shapes, host="ddp", overlap=True, dense_below=1024, gradients=None, link=link)
         return {count: _played(player, count, 0) for count in counts}
 
 

@@ -44,6 +44,7 @@ LONG_PERIOD = 64
 class Row:
     """The prediction for one method; seconds and bytes are per step and worker.
 
+    The operations, those of `break_even` as well, are the ones that a session chooses on the plan's link.
     `kept_back` says why it is not recommended whatever its speed; None if it may be. The step should take
     from `low` to `high` seconds, and `computing_seconds` without communication. The first `warmup_steps` take
     `warmup_seconds` altogether. `derived`: `every` and `fragments` were chosen for this link.
@@ -215,7 +216,7 @@ def make_plan(
     asked = [str(parse(text)) for text in chosen] or candidates(optimizer, replicas=replicas, workers=workers)
     total = float(compute if isinstance(compute, int | float) else compute.seconds)
     profile_of = partial(
-        predict.profile_of, shapes=shapes, workers=workers, host=host, bucket_bytes=bucket_bytes
+        predict.profile_of, shapes=shapes, workers=workers, link=link, host=host, bucket_bytes=bucket_bytes
     )
     found: dict[str, predict.Profile | predict.PeriodicProfile] = {}
     failed: dict[str, str] = {}

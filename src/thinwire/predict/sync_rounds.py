@@ -6,7 +6,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from thinwire.averaging.base import Schedule
 from thinwire.averaging.fragments import pieces_of
 from thinwire.core.channel import Program
 from thinwire.errors import ConfigError, PayloadError
+from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 from thinwire.predict.buckets import Shapes
 from thinwire.predict.mirror import (
@@ -27,7 +28,7 @@ from thinwire.predict.mirror import (
     UnknownBlockError,
     grown,
 )
-from thinwire.predict.player import LARGEST_MODEL, SAMPLE, noise, one_thread_if_busy
+from thinwire.predict.player import LARGEST_MODEL, SAMPLE, joins_tensors, noise, one_thread_if_busy
 from thinwire.predict.timeline import Sync
 from thinwire.sessions.periodic import PeriodicSession
 from thinwire.sessions.preparation import prepare_for
@@ -52,10 +53,11 @@ def play_cycle(
     *,
     dense_below: int,
     repeats: int,
+    link: Link | None = None,
     most: int | None = None,
     grow_work: bool = True,
 ) -> Played:
-    """Play cycles among so many workers; the shortest sync round of each fragment counts.
+    """Play cycles among so many workers on this link; the shortest sync round of each fragment counts.
 
     Without repeats one cycle is played. Of a large model the first layers are played, those with `most`
     entries, and every sync round is scaled by the number of entries of its fragment. Without `grow_work` the
@@ -70,10 +72,13 @@ def play_cycle(
     fragments = schedule.fragment_count
     layers = _first_layers(shapes, most or SAMPLE, fragments)
     factors = _growth(schedule, layers, list(shapes.values()))
+    played = replace(schedule, warmup=0)
+
+    def worker(rank: int) -> _Worker:
+        return _Worker(played, layers, RankInfo(rank, workers), dense_below, link, factors)
+
     with one_thread_if_busy():
-        cycles, operations, dependent = _as_leader(
-            replace(schedule, warmup=0), layers, workers, dense_below, repeats
-        )
+        cycles, operations, dependent = _as_leader(worker, workers, repeats)
     best = [min(turns, key=lambda sync: sync.work) for turns in zip(*cycles, strict=True)]
     totals = [sum(sync.work for sync in cycle) for cycle in cycles]
     spread = statistics.median(totals) / min(totals) if min(totals) > 0 else 1.0
@@ -140,14 +145,24 @@ class _Worker:
     """One rank's replica and session."""
 
     def __init__(
-        self, schedule: Schedule, layers: Sequence[tuple[int, ...]], rank_info: RankInfo, dense_below: int
+        self,
+        schedule: Schedule,
+        layers: Sequence[tuple[int, ...]],
+        rank_info: RankInfo,
+        dense_below: int,
+        link: Link | None,
+        factors: Sequence[float],
     ) -> None:
         self.model = _Model(layers)
         optimizer = _NoOptimizer(self.model.parameters())
         self.session = PeriodicSession(
-            self.model, schedule, optimizer, rank_info=rank_info, dense_below=dense_below
+            self.model, schedule, optimizer, rank_info=rank_info, dense_below=dense_below, link=link
         )
+        self.session.engine.cuts = False  # pieces take as long as their bytes
         prepare_for(self.session.engine.exchanges, loud=False)
+        # Of a part of its tensors an exchange decides as it would for all, if bytes take longer.
+        joins = joins_tensors(self.session.engine.exchanges)
+        self._links = [self.session.engine.link.slower(each if joins else 1.0) for each in factors]
         # Fragments of equally many coordinates are alike: one is played.
         self.count = schedule.fragment_count if schedule.whole_tensors else 1
         self._next: tuple[Program, float] | None = None
@@ -166,6 +181,7 @@ class _Worker:
         while program is None:
             program, before = self._advance()
         self._next = None
+        self.session.engine.link = self._links[number % self.count]
         job = mirror.run(program, number)
         if (number + 1) % self.count == 0:  # before the next cycle begins
             self.model.move(number + 1)
@@ -190,7 +206,7 @@ class _Worker:
 
 
 def _as_leader(
-    schedule: Schedule, layers: Sequence[tuple[int, ...]], workers: int, dense_below: int, repeats: int
+    worker_of: Callable[[int], _Worker], workers: int, repeats: int
 ) -> tuple[list[list[Sync]], list[list[Recorded]], bool]:
     """Play cycles of rank 0, or of the one whose broadcast the others wait for; see `Player`.
 
@@ -198,7 +214,7 @@ def _as_leader(
     """
     rank, sent = 0, Blocks()
     for _ in range(4):
-        worker = _Worker(schedule, layers, RankInfo(rank, workers), dense_below)
+        worker = worker_of(rank)
         mirror = Mirror(RankInfo(rank, workers), sent)
         try:
             began = time.perf_counter()
@@ -212,7 +228,7 @@ def _as_leader(
         except ElsewhereError as elsewhere:
             rank = elsewhere.src
         except UnknownBlockError as unknown:
-            other = _Worker(schedule, layers, RankInfo(unknown.src, workers), dense_below)
+            other = worker_of(unknown.src)
             with contextlib.suppress(ElsewhereError, UnknownBlockError):
                 other.cycle(Mirror(RankInfo(unknown.src, workers), sent), 0)
             other.close()
@@ -226,4 +242,4 @@ def _as_leader(
             return cycles[1:] or cycles, [mirror.operations[number] for number in last], dependent
         finally:
             worker.close()
-    raise AssertionError(f"{schedule}: every rank waits for what another one sends")
+    raise AssertionError(f"{worker_of(0).session.method}: every rank waits for what another one sends")

@@ -90,7 +90,10 @@ class BaseSession(ABC):
         return self.engine.dense_bytes
 
     def payload_bytes(self) -> float | None:
-        """The payload of a step without frame headers; None if it depends on the data."""
+        """The payload of a step without frame headers; None if it depends on the data.
+
+        By the link of the session, given or measured: on another one other operations may be the cheapest.
+        """
         return self.engine.payload_bytes()
 
     def metrics(self) -> dict[str, float]:

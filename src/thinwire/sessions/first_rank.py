@@ -25,11 +25,11 @@ async def from_first_rank(tensors: Sequence[torch.Tensor], rank_info: RankInfo, 
     portions, mark = _portions(tensors), mark_of("thinwire model")
     if not portions or rank_info.size == 1:
         return
-    ch = Channel(rank_info, step=0, seed=0, key="", device=portions[0][0].device)
+    ch = Channel(rank_info, step=0, seed=0, key="", device=portions[0][0].device, link=link)
     differs: list[bool] = []
     await together([_compare(portions, ch, differs)], rank_info, step=0, mark=mark, link=link)
     for portion in (each for each, other in zip(portions, differs, strict=True) if other):
-        ch = Channel(rank_info, step=0, seed=0, key="", device=portion[0].device)
+        ch = Channel(rank_info, step=0, seed=0, key="", device=portion[0].device, link=link)
         await together([_copy(portion, ch)], rank_info, step=0, mark=mark, link=link)
 
 

@@ -39,7 +39,7 @@ class Replicas:
         # An empty frame: before anything is summed, its mark shows whether all ranks average the same tensors
         # (an optimizer that has not stepped yet on one rank has fewer).
         device = next(iter(tensors.values())).device
-        ch = Channel(rank_info, step=step, seed=0, key="", device=device)
+        ch = Channel(rank_info, step=step, seed=0, key="", device=device, link=link)
         await together([_compare(ch, device)], rank_info, step=step, mark=mark, link=link)
         tasks = [_average(tensor, ch) for tensor in tensors.values()]
         await together(tasks, rank_info, step=step, mark=mark, link=link)
@@ -47,7 +47,7 @@ class Replicas:
     def spread(self, rank_info: RankInfo, step: int, link: Link, result: list[float]) -> Program:
         """Appends the largest distance of a rank's parameters from their mean, relative to its norm."""
         flat = torch.cat([local(tensor).detach().reshape(-1).float() for tensor in self._parameters.values()])
-        ch = Channel(rank_info, step=step, seed=0, key="", device=flat.device)
+        ch = Channel(rank_info, step=step, seed=0, key="", device=flat.device, link=link)
         return together([_spread(flat, ch, result)], rank_info, step=step, mark=mark_of("spread"), link=link)
 
     def _tensors(self) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from thinwire.core import (
     Exchange,
     HostWaits,
     Layout,
+    Link,
     Slot,
     State,
     Traits,
@@ -137,6 +138,10 @@ class Coder:
         if self._floats:
             return self.bits // 8 * n
         return sum(self._code_bytes(count) + 4 for count in self._cuts(n))
+
+    def transport(self, uploaders: int, size: int, n: int) -> str:
+        """How so many uploads of n entries reach all ranks; see `cheapest_upload`."""
+        return costs.cheapest_upload(uploaders, size, self.payload_bytes(n), 4 * n, 4 * n)
 
     def _cuts(self, n: int) -> list[int]:
         return [n] if self.tensors is None else list(self.tensors)
@@ -327,11 +332,11 @@ class Lazy(Exchange):
         del slot, small
         return self
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         """The largest: if all ranks upload, as in the first step. A rank that skips only sends its flag."""
         n = layout.numel
-        coded = Coder(self.bits, entries(layout)).payload_bytes(n)
-        transport = costs.cheapest_upload(size, size, coded, 4 * n, 4 * n)
+        coder = Coder(self.bits, entries(layout))
+        coded, transport = coder.payload_bytes(n), coder.transport(size, size, n)
         return 1 + {"broadcast": coded, "star": max(coded, 4 * n), "mean": 4 * n}[transport]
 
     def init(self, layout: Layout) -> LazyState:
@@ -423,7 +428,7 @@ class LazyStep:
         if self._broken:
             return torch.full_like(self._sums.total, torch.nan)
         n, ch, coder = self._x.numel(), self._ch, self._coder
-        transport = costs.cheapest_upload(len(uploaders), ch.size, coder.payload_bytes(n), 4 * n, 4 * n)
+        transport = coder.transport(len(uploaders), ch.size, n)
         if transport == "mean":
             self._sums = await average_uploads(self._sums, self.uploads, self._upload, self._x, coder, ch)
         elif transport == "star":

@@ -7,7 +7,19 @@ from typing import cast
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Slot, State, Traits, checks, hint, replicated, residual
+from thinwire.core import (
+    Channel,
+    Exchange,
+    Layout,
+    Link,
+    Slot,
+    State,
+    Traits,
+    checks,
+    hint,
+    replicated,
+    residual,
+)
 
 
 @dataclass
@@ -55,7 +67,7 @@ class LowRank(Exchange):
         p = torch.zeros(n if self.alternate else 0, r, device=device)
         return Factors(error, p, torch.zeros(m, r, device=device))
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         n, m, r = dimensions(layout.slots[0], self.rank)
         return r * (max(n, m) if self.alternate else n + m) * 4
 

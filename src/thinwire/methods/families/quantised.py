@@ -18,8 +18,6 @@ from thinwire.net.frames import HEADER_BYTES
 
 Parts = Sequence[torch.Tensor]
 Reduce = Literal["auto", "gather", "twoshot"]
-ASSUMED_LINK = Link()
-"""Of a session that was given none, and does not measure it."""
 
 
 def reduce_option() -> Any:
@@ -171,13 +169,13 @@ class Quantised(Exchange):
         if isinstance(finite, torch.Tensor):
             out.copy_(torch.where(finite, out, torch.nan))
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
-        if not self.two_shot(layout.numel, size):
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
+        if not self.two_shot(layout.numel, size, link):
             return self.code_bytes(layout.numel)
         widths = [s.stop - s.start for s in self.stretches(layout.numel, size)]
         return sum(map(self.code_bytes, widths)) + self.code_bytes(max(widths))
 
-    def two_shot(self, n: int, size: int, link: Link = ASSUMED_LINK) -> bool:
+    def two_shot(self, n: int, size: int, link: Link) -> bool:
         """From some ranks on, if one more round and two codes take less time than the W-1 codes of a gather.
 
         All ranks know the inputs and agree.

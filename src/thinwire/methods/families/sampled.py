@@ -22,7 +22,6 @@ from thinwire.methods.families.indices import rice_bits
 from thinwire.methods.families.sparse import SparseMean
 from thinwire.net.costs import Link
 
-ASSUMED_LINK = sparse.ASSUMED_LINK
 _LONGEST_HEAD = 3 * 5 + 4
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, Traits, checks
+from thinwire.core import Channel, Exchange, Layout, Link, Traits, checks
 from thinwire.core.traits import Scope
 from thinwire.methods.families.momentum import Accumulated
 from thinwire.methods.families.sparse import count_of
@@ -61,7 +61,7 @@ class SketchOptions(Exchange):
         cols = max(FEWEST_COLS, usual) if self.cols is None else self.cols
         return k, cols, min(n, self.candidates * k)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         n, (_, cols, fetched) = layout.numel, self.sizes(layout.numel)
         numbers = self.rows * cols + fetched
         return 4 * n if numbers >= n else WIRE[self.wire].itemsize * numbers

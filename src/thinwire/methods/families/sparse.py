@@ -19,8 +19,6 @@ from thinwire.methods.families.quantised import Quantised
 from thinwire.net.costs import Link
 from thinwire.net.frames import parts_bytes
 
-ASSUMED_LINK = Link()
-"""Of a session that was given none."""
 # A density ramp begins here, as in "Deep gradient compression".
 FIRST_RATIO = 0.25
 COUNT_BYTES = 4
@@ -206,7 +204,7 @@ class Sparse(Exchange):
         lost.append((own, reduced[: own.stop - own.start] * ch.size))
         return SparseMean([_joined(gathered, share, n)], lost, n)
 
-    def splits(self, n: int, k: int, size: int, link: Link = ASSUMED_LINK) -> bool:
+    def splits(self, n: int, k: int, size: int, link: Link) -> bool:
         """Whether two more rounds cost less than (W-1) payloads. All ranks know the inputs and agree."""
         if self.reduce != "auto" or size == 1:
             return self.reduce == "split" and size > 1
@@ -289,10 +287,10 @@ class SparseByRatio(Sparse, _RatioOption):
             ratio = max(ratio, FIRST_RATIO ** (1 - done) * ratio**done)
         return count_of(ratio, n)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
         n = layout.numel
         k = self.count(n, self.warmup)
-        return None if self.ragged or self.splits(n, k, size) else self.entry_bytes(n, k)
+        return None if self.ragged or self.splits(n, k, size, link) else self.entry_bytes(n, k)
 
     def exact(self) -> Exchange | None:
         return replace(self, ratio=1.0, values=None, reduce="gather")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from thinwire.core import Channel, Exchange, Layout, State, checks
+from thinwire.core import Channel, Exchange, Layout, Link, State, checks
 from thinwire.errors import ConfigError
 
 
@@ -53,8 +53,8 @@ class Around(Exchange):
     def residual(self, state: Any) -> torch.Tensor | None:
         return self.exchange.residual(cast(Wrapping, state).inner)
 
-    def payload_bytes(self, layout: Layout, size: int) -> int | None:
-        return self.exchange.payload_bytes(layout, size)
+    def payload_bytes(self, layout: Layout, size: int, link: Link) -> int | None:
+        return self.exchange.payload_bytes(layout, size, link)
 
     async def pass_on(self, x: torch.Tensor, out: torch.Tensor, state: Wrapping, ch: Channel) -> bool:
         """Run the exchange; True if the step is committed."""

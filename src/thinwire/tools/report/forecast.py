@@ -1,10 +1,10 @@
 """Step times on other links and with other numbers of workers, from `thinwire.predict` and the records.
 
-Operations and bytes come from the method's own code; its work is scaled so that it takes as long as in the
-recorded runs; compute time is that of the method's own runs. What an operation costs besides the link is what
-the steps of all methods took longer than predicted without it. So a report made on another machine still
-describes the machines that were compared. Where a prediction for the runs themselves is far from what was
-measured, `why` says so.
+Operations and bytes come from the method's own code, as it chooses them on the link of the runs; its work is
+scaled so that it takes as long as in the recorded runs; compute time is that of the method's own runs. What
+an operation costs besides the link is what the steps of all methods took longer than predicted without it. So
+a report made on another machine still describes the machines that were compared. Where a prediction for the
+runs themselves is far from what was measured, `why` says so.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _profiles(one: Summary, setting: Setting) -> dict[int, Profile | PeriodicPro
     if one.method == ALONE:
         raise ConfigError("a worker without the others sends nothing")
     method = one.chosen[0] if one.chosen else STAND_INS.get(one.method, one.method)
-    found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}))
+    found = profiles(method, setting.layers, sorted({setting.workers, *WORKERS}), link_of(setting))
     played = found[setting.workers].compression_seconds
     if one.compress_seconds is None or played <= 0 or one.compress_seconds.mean <= 0:
         return found
