@@ -71,6 +71,7 @@ def per_step() -> list[str]:
         "demo": "demo(ratio=0.2)",
         "adam": "adam(exchange=topk(ratio=0.2), warmup=2)",
         "ef21": "ef21(exchange=topk(ratio=0.2))",
+        "hierarchical": "hierarchical(outer=topk(ratio=0.2), local=2)",
     }
     return [
         busy.get(name, name)
