@@ -463,6 +463,8 @@ class Engine:
         finally:
             for state, copies in () if committed else kept:
                 state.restore(copies)
+        for view in () if committed else views:
+            view.out.fill_(torch.nan)
 
     async def _exchange(self, views: Sequence[View], *, late: bool = False) -> None:
         layouts = [view.layout for view in views]
@@ -532,7 +534,7 @@ class Engine:
         await exchange.run(x, out, state, ch)
         if ch.finite is None and self.remembers:
             await ch.commit(is_finite(out) if out.device.type == "cpu" else out.isfinite().all())
-        if ch.finite is False and not traits.elementwise:
+        if ch.committed is False:  # whatever made it so: nobody shall step on a part of this step
             out.fill_(torch.nan)
         if copied:
             memory = group.memory(await free_views())
