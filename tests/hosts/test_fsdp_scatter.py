@@ -62,17 +62,7 @@ def one_replica(worker: Worker) -> dict[str, bool]:
         found[f"reduced in {dtype}"] = error_of(gradients(model), reduced) < 0.05
         session.detach()
 
-    # One number that is not finite makes the gradients of its shard so, not those of the others.
-    model = sharded(mesh)
-    session = thinwire.attach(model, "qsgd(bits=8)", dense_below=0)
-    with torch.no_grad():
-        bad = torch.ones(4, 33)
-        bad[0, 0] = torch.inf if worker.rank == 2 else 1.0
-    model(bad)["out"].sum().backward()
-    finite = [bool(local(p.grad).isfinite().all()) for p in (model.stem.weight,) if local(p.grad).numel()]
-    found["not finite"] = not any(finite)
-
-    session.detach()
+    one_bad_number(worker, mesh, found)
     again, session = resumed(mesh, found)
     found["no factor"] = _with_a_factor(again)
     session.detach()
@@ -86,6 +76,37 @@ def one_replica(worker: Worker) -> dict[str, bool]:
         call = lambda method=method: thinwire.attach(again, method, optimizer=optimizer)  # noqa: E731
         found[f"{method} refused"] = refused(ConfigError, f"nearest method that works .*'{nearest}", call)
     return found
+
+
+def one_bad_number(worker: Worker, mesh: DeviceMesh, found: dict[str, bool]) -> None:
+    """In one module, which comes first or last: there is nothing to step on in any module and shard."""
+
+    def poison(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        bad = torch.zeros_like(inputs[0])
+        bad[0, 0] = torch.inf
+        return inputs[0] + bad
+
+    for place, dense_below, reentrant in (
+        ("blocks.1", 0, None),
+        ("stem", 0, None),
+        ("blocks.1", 500, None),
+        ("blocks.1", 0, True),
+    ):
+        model = sharded(mesh, Net(reentrant=reentrant))
+        session = thinwire.attach(model, "qsgd(bits=8)", dense_below=dense_below)
+        train(model, range(2))
+        handle = model.get_submodule(place).register_forward_pre_hook(poison) if worker.rank == 2 else None
+        model.zero_grad()
+        loss_of(model, 2).backward()
+        if handle is not None:
+            handle.remove()
+        label = f"{place}, dense below {dense_below}, reentrant={reentrant}"
+        grads = [local(p.grad) for p in model.parameters() if p.grad is not None]
+        found[f"{label}: nothing to step on"] = all(bool(grad.isnan().all()) for grad in grads)
+        found[f"{label}: not counted"] = session.step == 2 and session.meter.skipped_steps == 1
+        trained = train(model, range(3, 5))
+        found[f"{label}: goes on"] = session.step == 4 and all(bool(p.isfinite().all()) for p in trained)
+        session.detach()
 
 
 def resumed(mesh: DeviceMesh, found: dict[str, bool]) -> tuple[Net, thinwire.Session]:

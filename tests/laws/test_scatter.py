@@ -25,12 +25,12 @@ def scattered(cohort: Cohort, given: list[torch.Tensor]) -> list[torch.Tensor]:
         programs.append(session.engine.scatter_program("layer", list(rows), out))
     cohort.driver.run(programs)
     for session in cohort.sessions:
-        session.engine.end_step(True)
+        session.engine.end_step(session.engine.scattered_finite())
     return outputs
 
 
-def cohort_of(method: str, size: int) -> Cohort:
-    return Cohort(method, size, {"layer": (size, 301)})
+def cohort_of(method: str, size: int, **options: int) -> Cohort:
+    return Cohort(method, size, {"layer": (size, 301)}, **options)
 
 
 @every(SCATTERS, quick=DEFAULTS, size=SIZES, n=(301, 1, 0))
@@ -64,15 +64,26 @@ def test_the_expectation_is_the_mean(method: str) -> None:
 
 
 @every(
-    SCATTERS, quick=DEFAULTS, bad=(torch.nan, torch.inf), dtype=(torch.float32, torch.bfloat16, torch.float64)
+    SCATTERS,
+    quick=DEFAULTS,
+    bad=(torch.nan, torch.inf),
+    dtype=(torch.float32, torch.bfloat16, torch.float64),
+    dense_below=(0, 100),
 )
-def test_a_number_that_is_not_finite_arrives_where_it_belongs(
-    method: str, bad: float, dtype: torch.dtype
+def test_a_non_finite_number_for_one_rank_aborts_the_step_on_all(
+    method: str, bad: float, dtype: torch.dtype, dense_below: int
 ) -> None:
-    given = gradients(3, 70, dtype)
+    """A mean without state has nothing to abort: it is non-finite in that place, and nowhere else."""
+    given, cohort = gradients(3, 70, dtype), cohort_of(method, 3, dense_below=dense_below)
     given[2][1, 69] = bad  # of rank 2, for rank 1
-    outputs = scattered(cohort_of(method, 3), given)
-    assert [bool(out.isfinite().all()) for out in outputs] == [True, False, True]
+    outputs = scattered(cohort, given)
+    if parse(method).traits.single_mean:
+        places = [out.isfinite().logical_not().nonzero().flatten().tolist() for out in outputs]
+        assert places == [[], [69], []]
+    else:
+        assert all(out.isnan().all() for out in outputs)
+        assert [session.meter.skipped_steps for session in cohort.sessions] == [1, 1, 1]
+        assert [session.step for session in cohort.sessions] == [0, 0, 0]
     assert all(out.dtype == dtype for out in outputs)
 
 

@@ -294,7 +294,7 @@ async def together(
             if asking:
                 answers = await rounds.perform(asking)
             elif commits:
-                finite = _read([request.finite for request in commits.values()])
+                finite = read([request.finite for request in commits.values()])
                 committed = cast(bool, await _Ask(frames.Commit(all(finite))))
                 answers = {index: (each, committed) for index, each in zip(commits, finite, strict=True)}
             else:
@@ -306,7 +306,7 @@ async def together(
             task.close()
 
 
-def _read(flags: Sequence[bool | torch.Tensor]) -> list[bool]:
+def read(flags: Sequence[bool | torch.Tensor]) -> list[bool]:
     """The flags on the host. Those on a device are read together: the host waits for it once."""
     away = [flag.view(1) for flag in flags if isinstance(flag, torch.Tensor)]
     read = iter(cast("list[bool]", torch.cat(away).tolist()) if away else ())

@@ -24,6 +24,7 @@ from thinwire.core.channel import (
     committed_by,
     free_views,
     mark_of,
+    read,
     tell_all,
     together,
 )
@@ -121,6 +122,7 @@ class Engine:
         self._layouts: dict[tuple[str, torch.device], Layout] = {}
         self._plans: dict[tuple[int, ...], tuple[list[Group], int, list[Layout]]] = {}
         self._lock = threading.Lock()
+        self._scattered: list[bool | torch.Tensor] = []  # whether it was finite, in this step
         self._announced: list[Tally] = []  # what the first two steps sent
         self._before_step = Tally()
         self._bulletins = 0
@@ -388,7 +390,10 @@ class Engine:
         return votes
 
     def scatter_program(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> Program:
-        """The coroutine that gives each rank the mean of its own piece; `key` names the pieces."""
+        """The coroutine that gives each rank the mean of its own piece; `key` names the pieces.
+
+        The results belong to an aborted step unless `scattered_finite` says at its end that they do not.
+        """
         return Timed(self._scatter(key, pieces, out), self.meter)
 
     async def _scatter(self, key: str, pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -400,10 +405,25 @@ class Engine:
         narrowed = out.dtype == torch.float64 and not exchange.traits.elementwise
         target = torch.empty_like(out, dtype=torch.float32) if narrowed else out
         given = [piece.float() for piece in pieces] if narrowed else pieces
-        task, mark = exchange.reduce_scatter(given, target, ch), mark_of(f"{exchange}\n{key}")
-        await together([task], self.rank_info, step=self.step, mark=mark, link=self.link)
+        if self.remembers and exchange.traits.single_mean:
+            given = _all_or_none(given)
+
+        async def reduce() -> None:
+            finite = await exchange.reduce_scatter(given, target, ch)
+            if self.remembers:
+                finite = _finite_flag(target) if finite is None else finite
+                target.masked_fill_(torch.as_tensor(finite, device=target.device).logical_not(), torch.nan)
+                self._scattered.append(finite)
+
+        mark = mark_of(f"{exchange}\n{key}")
+        await together([reduce()], self.rank_info, step=self.step, mark=mark, link=self.link)
         if narrowed:
             out.copy_(target)
+
+    def scattered_finite(self) -> bool:
+        """Whether all that was scattered in this step was finite; equal on all ranks. The host waits once."""
+        flags, self._scattered = self._scattered, []
+        return all(read(flags))
 
     def end_step(self, committed: bool) -> None:
         """Called when every tensor of the step has been averaged; `committed` if all numbers were finite."""
@@ -533,7 +553,7 @@ class Engine:
             x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
         if ch.finite is None and self.remembers:
-            await ch.commit(is_finite(out) if out.device.type == "cpu" else out.isfinite().all())
+            await ch.commit(_finite_flag(out))
         if ch.committed is False:  # whatever made it so: nobody shall step on a part of this step
             out.fill_(torch.nan)
         if copied:
@@ -648,3 +668,14 @@ class Engine:
                     f"the second gradients are for all parameters of the session: {name!r} {what}"
                 )
         self._stale = stale
+
+
+def _finite_flag(x: torch.Tensor) -> bool | torch.Tensor:
+    """For a commit: on other devices than a CPU a tensor, which nobody waits for."""
+    return is_finite(x) if x.device.type == "cpu" else x.isfinite().all()
+
+
+def _all_or_none(pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """These pieces for the ranks, or NaN if one of them is not finite: then all ranks hear of it."""
+    finite = torch.cat(list(pieces)).isfinite().all()
+    return [torch.where(finite, piece, torch.nan) for piece in pieces]

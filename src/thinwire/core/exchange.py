@@ -154,11 +154,14 @@ class Exchange(Configured, ABC):
         del layout
         return State()
 
-    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+    async def reduce_scatter(
+        self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel
+    ) -> bool | torch.Tensor | None:
         """Write the estimate of the mean of this rank's piece, `pieces[ch.rank]`, over all ranks into `out`.
 
-        All pieces are flat and of one length. A non-finite number in any rank's piece makes `out` non-finite.
-        Asked only of methods whose traits say `scatters`.
+        All pieces are flat and of one length. Returns whether all pieces of all ranks were finite, the same
+        on all ranks: a rank with a number that is not finite tells all others. None for a mean without state,
+        of which `out` says enough. Asked only of methods whose traits say `scatters`.
         """
         raise NotImplementedError(f"{self.name} has no reduce-scatter")
 

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_leaves
 
 from thinwire.core.agreement import digest_of
 from thinwire.core.exchange import Exchange
@@ -28,6 +27,7 @@ from thinwire.core.shards import is_sharded, local, named_shards, sharded_like
 from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.hosts.backward_pass import BackwardPass
 from thinwire.hosts.ddp import session_with_driver
 from thinwire.hosts.fsdp_scatter import attach_scatter
 from thinwire.net import frames
@@ -93,7 +93,7 @@ def attach_fsdp(
     session.needs_forward("FSDP gathers parameters in it")
     host = _FsdpHost(session, _buckets(model, parameters), driver, overlap)
     handles: list[Any] = [p.register_post_accumulate_grad_hook(host.ready) for p in parameters.values()]
-    handles.append(model.register_forward_hook(host.watch_outputs))
+    handles.append(host.backward.watch(model))
     if session.reconcile_every is not None:
         # Before FSDP's own hook, which gathers the parameters.
         handles.append(model.register_forward_pre_hook(_reconciles(session), prepend=True))
@@ -227,7 +227,7 @@ class _FsdpHost:
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._compared = False
         self._unused: bool | None = None  # whether parameters can be without a gradient; None: not known yet
-        self._backward: int | None = None  # the pass whose end has been asked for
+        self.backward = BackwardPass(self._forget, self._ends)  # what is forgotten is of a pass that failed
         self._step: Step | None = None
         self._arrived: dict[int, int] = {}  # gradients of each parameter in this step
         self._expected: dict[int, int] = {}  # and in the step before
@@ -242,24 +242,9 @@ class _FsdpHost:
 
     # -- the backward pass -----------------------------------------------------------------------------
 
-    def watch_outputs(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Ask for the end of the pass where it begins: a checkpoint may run a smaller pass inside of it."""
-        if torch.is_grad_enabled():
-            for tensor in tree_leaves(output):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(self._begins)
-
-    def _begins(self, gradient: object) -> None:
-        task = cast(int, cast(Any, torch)._C._current_graph_task_id())
-        if task != self._backward:
-            self._forget()  # of a pass that failed
-            self._backward = task
-            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self._ends)
-
     def ready(self, parameter: torch.Tensor) -> None:
         """The gradient of a shard is there."""
-        if self._backward is None:
-            self._begins(None)
+        self.backward.ensure_begun()
         try:
             if self._step is None:
                 self._begin_step()
@@ -362,7 +347,6 @@ class _FsdpHost:
 
     def _forget(self) -> None:
         self._fail(ThinwireError("the backward pass was given up"))
-        self._backward = None
         self._arrived = {}
         self._submitted = 0
         self._futures, self._errors = [], []

@@ -6,7 +6,7 @@ rank's piece. FSDP waits for it, as on the CPU it waits for its own reduce-scatt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from thinwire.core.exchange import Exchange
 from thinwire.core.optimizers import Given, LossScale, Optimizers
+from thinwire.core.shards import local
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.hosts.backward_pass import BackwardPass
 from thinwire.methods.registry import list_methods
 from thinwire.net.costs import Link
 from thinwire.sessions.gradient import Session
@@ -85,7 +87,9 @@ def attach_scatter(
     session.needs_forward("FSDP gathers parameters in it")
     # Empty ones, but a checkpoint has to have them.
     session.engine.make_states([session.engine.layout([name], p.device) for name, p in parameters.items()])
-    switch = _Switch(session)
+    switch = _Switch(session, parameters)
+    handle = switch.backward.watch(model)
+    session.on_detach(handle.remove)
     for name, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
         if isinstance(module, FSDPModule):
             try:
@@ -101,24 +105,38 @@ def attach_scatter(
 class _Switch:
     """Whether the session serves the modules: FSDP keeps a custom reduce-scatter for good."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, parameters: Mapping[str, nn.Parameter]) -> None:
         self.session: Session | None = session
-        self.in_step = False
+        self.backward = BackwardPass(self._forget, self._ends)
+        self._parameters = parameters
+        self._in_step = False
 
     def off(self) -> None:
         self.session = None
 
     def begin(self, session: Session) -> None:
         """Count a step with the first buffer of a backward pass; it ends with the pass."""
-        if not self.in_step:
-            self.in_step = True
+        self.backward.ensure_begun()
+        if not self._in_step:
+            self._in_step = True
             session.engine.begin_step()
-            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self.end)
 
-    def end(self) -> None:
-        self.in_step = False
-        if self.session is not None:
-            self.session.engine.end_step(True)
+    def _forget(self) -> None:
+        """A pass has failed: what it has averaged is no step."""
+        if self.session is not None and self._in_step:
+            self.session.engine.scattered_finite()
+        self._in_step = False
+
+    def _ends(self) -> None:
+        """Every rank has heard of the same numbers, so all decide alike, without a round of their own."""
+        if self.session is None or not self._in_step:
+            return
+        self._in_step = False
+        committed = self.session.engine.scattered_finite()
+        for parameter in () if committed else self._parameters.values():
+            if parameter.grad is not None:  # FSDP has it already
+                local(parameter.grad).fill_(torch.nan)
+        self.session.engine.end_step(committed)
 
 
 class _Scatter:

@@ -9,7 +9,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.core import Channel, State
-from thinwire.kernels.natural import LARGEST_OFFSET
+from thinwire.kernels.natural import LARGEST_OFFSET, NOT_FINITE
 from thinwire.methods.families.quantised import Parts, Quantised, Reduce, reduce_option
 
 
@@ -59,3 +59,6 @@ class Natural(Quantised):
 
     def finite(self, received: Sequence[Parts]) -> torch.Tensor:
         return torch.stack([parts[0][-1] for parts in received]).max() <= LARGEST_OFFSET
+
+    def spoil(self, parts: Parts, broken: torch.Tensor) -> None:
+        parts[0][-1:].masked_fill_(broken, NOT_FINITE)

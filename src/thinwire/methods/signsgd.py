@@ -12,7 +12,7 @@ from thinwire import kernels
 from thinwire.core import Channel, Layout, Link, State, Traits, checks
 from thinwire.errors import ConfigError
 from thinwire.methods.families import signs
-from thinwire.methods.families.quantised import Parts, Quantised, Reduce
+from thinwire.methods.families.quantised import Flag, Parts, Quantised, Reduce
 from thinwire.methods.families.votes import vote, vote_on_own
 
 
@@ -76,12 +76,13 @@ class SignSGD(Quantised):
         m = signs.magnitude_of(told, self.scale)
         kernels.sign_unpack(majority, m, n, out)  # out = m sign(sum sign(g))
 
-    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> Flag:
         if self.rotate:
-            await super().reduce_scatter(pieces, out, ch)
-            return
-        majority, told = await vote_on_own([self.encode(v, ch.private_seed()) for v in pieces], ch)
+            return await super().reduce_scatter(pieces, out, ch)
+        ballots = [self.encode(v, ch.private_seed()) for v in pieces]
+        majority, told = await vote_on_own(self.all_or_none(ballots), ch)
         kernels.sign_unpack(majority, signs.magnitude_of(told, self.scale), out.numel(), out)
+        return told.isfinite().all()
 
     def encode(self, v: torch.Tensor, seed: int) -> list[torch.Tensor]:
         return signs.scaled_signs(v) if self.rotate else signs.ballot(v, seed, self.scale)

@@ -17,6 +17,7 @@ from thinwire.net.costs import Link
 from thinwire.net.frames import HEADER_BYTES
 
 Parts = Sequence[torch.Tensor]
+Flag = bool | torch.Tensor
 Reduce = Literal["auto", "gather", "twoshot"]
 
 
@@ -67,9 +68,13 @@ class Quantised(Exchange):
     def code_bytes(self, n: int) -> int:
         """The bytes of the parts for n entries."""
 
-    def finite(self, received: Sequence[Parts]) -> bool | torch.Tensor:
+    def finite(self, received: Sequence[Parts]) -> Flag:
         """Whether all ranks coded finite numbers: a rank that did not sends a non-finite scale."""
         return kernels.finite_flag(torch.cat([parts[1] for parts in received]))
+
+    def spoil(self, parts: Parts, broken: torch.Tensor) -> None:
+        """If `broken`, write into a code that it is of non-finite numbers."""
+        parts[1].masked_fill_(broken, torch.nan)
 
     def decode(self, received: Sequence[Parts], n: int) -> torch.Tensor:
         out = torch.empty(n, device=received[0][0].device)
@@ -155,19 +160,21 @@ class Quantised(Exchange):
         self.turn_back(mean, rotation + ch.rank)
         return mean
 
-    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> None:
+    async def reduce_scatter(self, pieces: Sequence[torch.Tensor], out: torch.Tensor, ch: Channel) -> Flag:
         """The first of two shots. A rank does not code its own piece for itself."""
         rotation = ch.shared_seed()
         turned = [self.turned(v, rotation + to) for to, v in enumerate(pieces)]
         coded = [self.encode(v, ch.private_seed() + to) for to, v in enumerate(turned)]
-        received = await ch.scatter(coded)
-        finite = self.finite(received)
-        if finite is False:
-            out.fill_(torch.nan)
-            return
+        received = await ch.scatter(self.all_or_none(coded))
         out.copy_(self._mean_of_own(turned[ch.rank], received, ch, rotation))
-        if isinstance(finite, torch.Tensor):
-            out.copy_(torch.where(finite, out, torch.nan))
+        return self.finite(received)
+
+    def all_or_none(self, coded: Sequence[Parts]) -> Sequence[Parts]:
+        """These codes for the ranks. If one has a number that is not finite, all say so."""
+        finite = self.finite(coded)
+        for parts in coded if finite is not True else ():
+            self.spoil(parts, ~torch.as_tensor(finite, device=parts[0].device))
+        return coded
 
     def payload_bytes(self, layout: Layout, size: int, link: Link) -> int:
         if not self.two_shot(layout.numel, size, link):
@@ -204,7 +211,7 @@ class GatheredMean:
     rotation: int
 
     @property
-    def finite(self) -> bool | torch.Tensor:
+    def finite(self) -> Flag:
         return self.codec.finite(self.received)
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
@@ -237,7 +244,7 @@ class TwoShotMean:
     rotation: int
 
     @property
-    def finite(self) -> bool | torch.Tensor:
+    def finite(self) -> Flag:
         return self.codec.finite(self.gathered)
 
     def subtract_own(self, error: torch.Tensor, scratch: torch.Tensor) -> None:
