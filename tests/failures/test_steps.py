@@ -7,7 +7,7 @@ import torch
 
 import thinwire
 from tests.hosts.common import loaded_together, mlp, square_loss, wrap
-from tests.laws.cohort import CONFIGURATIONS, Cohort
+from tests.laws.cohort import CONFIGURATIONS, Cohort, memory, same_state
 from thinwire import DisagreementError, parse
 from thinwire.core import schema
 from thinwire.core.agreement import EVERY
@@ -207,3 +207,56 @@ def test_resuming_from_different_steps_is_an_error_on_every_rank(kind: str) -> N
         assert name == "DisagreementError"
         assert "rank 1" in text
         assert "every rank" in text or "all ranks" in text
+
+
+DELAYED = ("topk(ratio=0.2)", "powersgd(rank=1)", "dense")  # reads early, takes copies, has no state
+
+
+def resume_apart_with_a_delay(worker: Worker, under_ddp: bool) -> dict[str, tuple[int, str, bool]]:
+    """Load states of different steps. By method: the step that raises, its error, if all is as before."""
+    found = {}
+    for method in DELAYED:
+        loaded_together(worker, method)
+
+        def begin(method=method):
+            module = mlp()
+            if under_ddp:
+                model = wrap(module)
+                return module, model, thinwire.attach(model, method, delay=1)
+            return module, module, thinwire.Session(module.named_parameters(), f"delayed(method={method})")
+
+        def step(number: int, module, model, session) -> None:
+            module.zero_grad()
+            square_loss(model, worker.rank, number).backward()
+            if not under_ddp:
+                session.average({n: p.grad for n, p in module.named_parameters()}, in_place=True)
+
+        run, states = begin(), []
+        for number in range(4):
+            states.append(copy.deepcopy(run[-1].sealed()))
+            step(number, *run)
+        run[-1].detach()
+        run = begin()
+        session = run[-1]
+        session.load_state_dict(states[2 if worker.rank == 1 else 3])
+        before = copy.deepcopy(memory(session))
+        raised, text = -1, ""
+        for number in range(3):
+            try:
+                step(number, *run)
+            except DisagreementError as error:
+                raised, text = number, str(error)
+                break
+        found[method] = raised, text, same_state(before, memory(session))
+        session.detach()
+    return found
+
+
+@pytest.mark.parametrize("under_ddp", [True, False])
+def test_with_a_delay_the_first_step_raises_and_nothing_is_changed(under_ddp: bool) -> None:
+    for outcome in start_local(resume_apart_with_a_delay, 3, under_ddp, timeout=400, group_timeout=60):
+        assert outcome.value is not None, outcome
+        for method, (step, text, unchanged) in outcome.value.items():
+            assert "rank 0, 2: step 3; rank 1: step 2" in text, method
+            assert step == 0, f"{method}: raised in step {step}"
+            assert unchanged, method

@@ -37,7 +37,7 @@ from thinwire.core.routing import Group, Router, View, plan
 from thinwire.core.schema import is_finite
 from thinwire.core.shards import is_first_shard, local
 from thinwire.core.state import SavedState, StateStore
-from thinwire.core.two_levels import hosts_of_groups, two_levels
+from thinwire.core.two_levels import hosts_of_groups, two_levels, within
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net import estimate, frames
 from thinwire.net.bulletin import Bulletin
@@ -370,6 +370,14 @@ class Engine:
         """The coroutine of a delayed step: it keeps the means for the next one, which `delay` hands out."""
         return Timed(self._keep(views, self._is_first()), self.meter)
 
+    def confirmation(self, views: Sequence[View]) -> Program | None:
+        """The round in which all ranks tell each other where they are; None if they know.
+
+        For a step with a delay, which hands out means before its own program has run. Other programs bring
+        the round themselves.
+        """
+        return Timed(self._confirmed(views), self.meter) if self._uncertain else None
+
     def reads_early(self, views: Sequence[View]) -> bool:
         """Whether `begun` does for these views, in the step that has begun."""
         in_time = self.hosts is None and not self._votes and not self._uncertain
@@ -458,6 +466,8 @@ class Engine:
             self.delay.keep(step, views, committed)
 
     async def _now(self, views: Sequence[View], votes: bool) -> None:
+        if self._uncertain:
+            await self._confirm(views)
         if votes and self.measured is not None:
             await self.measured.vote(views[0].layout.device)
         if self.hosts is None:
@@ -465,12 +475,26 @@ class Engine:
         else:
             await self._two_levels(views, self.hosts)
 
+    async def _confirmed(self, views: Sequence[View]) -> None:
+        await self._confirm(views)
+        self._uncertain = False
+
+    async def _confirm(self, views: Sequence[View]) -> None:
+        """Ranks at different steps may take different operations: they find out before the first one."""
+        if not self.confirms or self.rank_info.size == 1:
+            return
+        groups, device = self._plan([view.layout for view in views])[0], views[0].layout.device
+        if self.hosts is None:
+            await tell_all(self._note(groups), device)
+            return
+        await tell_all(agreement.Note(self.step, 0), device)
+        if self.hosts.leads and self.exchange_ranks.size > 1:
+            await within(tell_all(self._note(groups), device), self.hosts.leaders, inside=False)
+
     async def _two_levels(self, views: Sequence[View], hosts: Hosts) -> None:
         layouts = [view.layout for view in views]
         groups, mark = self._plan(layouts)
         self._last_layouts = layouts
-        if self._uncertain and self.confirms and self.rank_info.size > 1:
-            await tell_all(agreement.Note(self.step, 0), layouts[0].device)
         kept = [(state, state.copies()) for state in self._states_of(groups)] if hosts.leads else []
         committed = False
         try:
@@ -490,11 +514,6 @@ class Engine:
         layouts = [view.layout for view in views]
         groups, mark = self._plan(layouts)
         self._last_layouts = layouts
-        note = self._note(groups)
-        if note is not None and self._uncertain:
-            # Ranks at different steps may take different operations: they find out before the first one.
-            await tell_all(note, layouts[0].device)
-            note = None
         tasks = [self._serve(group, views, late=late) for group in groups]
         await together(
             tasks,
@@ -502,16 +521,18 @@ class Engine:
             step=self.step,
             mark=mark,
             link=self.link,
-            note=note,
+            note=self._note(groups) if self._notes() else None,
             pads=bool(self.executors) and self.executors[0].pads,
             cuts=self.cuts,
         )
 
-    def _note(self, groups: Sequence[Group]) -> agreement.Note | None:
-        """Where this rank is: in the first step, in every 64th after it, and in the first after a load."""
-        due = self._uncertain or self.steps_here % agreement.EVERY == 0
-        if not due or not self.confirms or self.exchange_ranks.size == 1:
-            return None
+    def _notes(self) -> bool:
+        """Whether this is one of the later steps in which the ranks confirm where they are."""
+        due = self.steps_here > 0 and self.steps_here % agreement.EVERY == 0 and not self._uncertain
+        return due and self.confirms and self.exchange_ranks.size > 1
+
+    def _note(self, groups: Sequence[Group]) -> agreement.Note:
+        """Where this rank is."""
         return agreement.Note(self.step, agreement.digest_of(self._replicated(groups)))
 
     def replicated(self, layouts: Sequence[Layout]) -> list[torch.Tensor]:

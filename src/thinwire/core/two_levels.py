@@ -100,10 +100,10 @@ async def two_levels(
     buffers, parts = _joined(views)
     ch = Channel(hosts.inside, step=step, seed=0, key="", device=views[0].x.device, link=link)
     means = [inner.run(buffer.given, buffer.flat, State(), ch) for buffer in buffers]
-    await _within(together(means, hosts.inside, step=step, mark=mark, link=link), hosts.members, inside=True)
+    await within(together(means, hosts.inside, step=step, mark=mark, link=link), hosts.members, inside=True)
     if hosts.leads:
         _scale(buffers, len(hosts.members) / hosts.local)
-        await _within(outer(parts), hosts.leaders, inside=False)
+        await within(outer(parts), hosts.leaders, inside=False)
         _scale(buffers, hosts.local * len(hosts.leaders) / hosts.rank_info.size)
     for buffer in buffers:
         block = frames.as_bytes(buffer.flat)
@@ -142,7 +142,7 @@ def _scale(buffers: Sequence[_Buffer], factor: float) -> None:
         buffer.flat.mul_(factor)
 
 
-async def _within(program: Coroutine[Any, Any, None], ranks: tuple[int, ...], *, inside: bool) -> None:
+async def within(program: Coroutine[Any, Any, None], ranks: tuple[int, ...], *, inside: bool) -> None:
     """Run a program among these ranks. Its commit is answered here: the step's is asked for later."""
     answer: object = None
     try:

@@ -90,7 +90,25 @@ class Behind:
                 self._next = turn
                 return
             self._busy = True
+        self._confirm(views)
         self._begin(turn)
+
+    def _confirm(self, views: Sequence[View]) -> None:
+        """Wait until all ranks know that they are at the same step: before anything is handed out or kept.
+
+        Runs in the training loop's thread. Behind an exchange under way there is nothing to confirm.
+        """
+        program = None if self._error is not None else self._engine.confirmation(views)
+        if program is None:
+            return
+        done = threading.Event()
+
+        def told(error: BaseException | None) -> None:
+            self._error = error
+            done.set()
+
+        self._submit(Job(program, Step(lambda committed: None), told, views[0].x.device))
+        done.wait()
 
     def is_due(self) -> bool:
         """At the begin of a step: whether its gradients go to `exchange`."""
