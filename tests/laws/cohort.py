@@ -77,6 +77,8 @@ ALSO = (
     "efsign(bucket=4096, reduce='twoshot')",
     "efsign(bucket=4096, reduce='twoshot', scope='model')",
     "efsign(scope='bucket')",
+    "efsign(bits=2)",
+    "efsign(bits=3, bucket=4096, reduce='twoshot')",
     "onebit(reduce='twoshot')",
     "gspar(ratio=0.3, rounds=4)",
     "gspar(ratio=0.1, budget=1.0)",

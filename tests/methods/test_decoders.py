@@ -1,5 +1,9 @@
-"""Decoders of hostile parts, without the frames that check lengths first: only a PayloadError comes out."""
+"""Decoders of hostile parts, without the frames that check lengths first: only a PayloadError comes out.
 
+What has a non-finite float in it is refused, or decoded as something non-finite, which aborts the step.
+"""
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +31,7 @@ Parts = list[torch.Tensor]
 
 @st.composite
 def hostile(draw: st.DrawFn, parts: Parts) -> Parts:
-    """Shorter, longer, with other bytes, or as they were."""
+    """Shorter, longer, with other bytes, with a number that is not finite, or as they were."""
     found = []
     for part in parts:
         numel = part.numel()
@@ -44,6 +48,8 @@ def hostile(draw: st.DrawFn, parts: Parts) -> Parts:
                 raw[place % raw.numel()] = value
         if draw(st.booleans()) and draw(st.booleans()):
             raw.fill_(draw(st.sampled_from([0, 127, 128, 255])))
+        if made.is_floating_point() and length and draw(st.booleans()):
+            made[draw(st.integers(0, length - 1))] = draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
         found.append(made)
     return found
 
@@ -54,6 +60,10 @@ def values(n: int) -> torch.Tensor:
 
 def chosen(n: int, k: int) -> torch.Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort()[0].int()
+
+
+def all_finite(parts: Parts) -> bool:
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 sizes = st.sampled_from([1, 5, 8, 40, 137])
@@ -67,10 +77,12 @@ def test_codes(data: st.DataObject, text: str, n: int) -> None:
     parts = data.draw(hostile(codec.encode(values(n), 3)))
     try:
         decoded = codec.decode([parts], n)
-        codec.finite([parts])
+        finite = bool(codec.finite([parts]))
     except PayloadError:
         return
     assert decoded.numel() == n
+    assert finite or decoded.isnan().all()
+    assert finite == all_finite(parts) or text == "natural"
 
 
 @settings(max_examples=300, deadline=None)
@@ -87,6 +99,20 @@ def test_sparse_entries(data: st.DataObject, text: str, n: int, share: float) ->
         return
     assert torch.equal(own.indices, entries.indices)
     assert decoded.indices.numel() == decoded.values.numel()
+    assert all_finite(parts) or not decoded.values.isfinite().all()
+
+
+@pytest.mark.parametrize("text", [text for text in CODES if parse(text).code_bytes(0)])
+def test_a_scale_without_entries_is_refused_if_it_is_not_finite(text: str) -> None:
+    """No entry has the number, and so no finite-check would see it; no honest rank sends it."""
+    method = parse(f"gaussiank(values={text})")
+    nothing = Entries(chosen(40, 0), values(40)[:0])
+    honest = method._encode(nothing, 40, 3)[0]
+    assert method._decode([honest, honest], 40, 0, nothing)[1].values.numel() == 0
+    parts = [part.clone() for part in honest]
+    method.values.spoil(parts[2:], torch.tensor(True))
+    with pytest.raises(PayloadError, match="no entries"):
+        method._decode([honest, parts], 40, 0, nothing)
 
 
 @settings(max_examples=200, deadline=None)
@@ -102,6 +128,11 @@ def test_sampled_entries(data: st.DataObject, n: int, sure: float, drawn: float)
     except PayloadError:
         return
     assert all(each.indices.numel() == each.values.numel() for each in entries)
+    bad = data.draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+    where = data.draw(st.sampled_from(["values"] * bool(sample.values.numel()) + ["magnitude"]))
+    spoiled = sample._replace(**{where: bad if where == "magnitude" else sample.values.clone().fill_(bad)})
+    sure, signs = sampled.decode(sampled.encode(n, spoiled), n)
+    assert not (sure if where == "values" else signs).values.isfinite().any()
 
 
 @settings(max_examples=200, deadline=None)
@@ -109,11 +140,13 @@ def test_sampled_entries(data: st.DataObject, n: int, sure: float, drawn: float)
 def test_uploads(data: st.DataObject, bits: int, n: int) -> None:
     coder = Coder(bits, (n // 2, n - n // 2))
     honest = coder.encode(values(n), torch.zeros(n, dtype=torch.float64)).parts
+    parts = data.draw(hostile(honest))
     try:
-        decoded = coder.decode(data.draw(hostile(honest)), n)
+        decoded = coder.decode(parts, n)
     except PayloadError:
         return
     assert decoded.numel() == n
+    assert n == 1 or all_finite(parts) or not decoded.isfinite().all()  # a tensor without entries has no use
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.laws.cohort import Cohort, same_state
+from tests.laws.cohort import Cohort, memory, same_state
 from tests.laws.test_laws import Quadratic
 from thinwire import ConfigError
 from thinwire.methods import EF21, EFSign, TopK
@@ -84,6 +84,22 @@ def test_another_world_size_keeps_what_all_know(old: int, new: int) -> None:
     entries = [s.engine.states.entries()["wide"] for s in after.sessions]
     now = sum(k["v"] - k["error"] for k in entries) / new
     assert torch.allclose(now, first[0]["wide"].view(-1), atol=1e-4), "the mean of all h_i"
+
+
+def test_a_non_finite_number_in_what_the_others_know_aborts_the_step() -> None:
+    """The first step with another number of ranks averages h. A hostile or broken rank may send anything."""
+    before, after = Cohort("ef21", 3, SHAPES), Cohort("ef21", 2, SHAPES)
+    for step in range(3):
+        before.average(before.inputs(step))
+    for session, old in zip(after.sessions, before.sessions, strict=False):
+        session.load_state_dict(old.state_dict(), on_resize="drop")
+    saved = memory(after.sessions[0])
+    after.sessions[1].engine.make_states([after.sessions[1].engine.layout(["wide"], torch.device("cpu"))])
+    (live,) = after.sessions[1].engine.states._live.values()
+    live.state.h[7] = torch.inf
+    (session, _), outputs = after.sessions, after.average(after.inputs(9))
+    assert outputs[0]["wide"].isnan().all()
+    assert same_state(saved, memory(session))
 
 
 def test_without_a_residual_an_exchange_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from thinwire.averaging.fragments import Block, Piece
-from thinwire.averaging.sync_round import mean_in_place
+from thinwire.averaging.sync_round import copy_if_finite, mean_in_place
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
@@ -57,11 +57,13 @@ class GradientWarmup:
         ch = Channel(rank_info, step=step, seed=self._seed, key="", device=flats[0].device, link=link)
         copies = [buffer.detach().reshape(-1).clone() for buffer in buffers]
         tasks = [mean_in_place(flat, ch) for flat in (own, *copies) if flat.numel()]
+        exchanged = list[Channel]()
         for block, flat in zip(self._blocks, flats, strict=True):
-            tasks += self._means(block.layout, flat, ch, rank_info)
+            tasks += self._means(block.layout, flat, ch, rank_info, exchanged)
         await together(tasks, rank_info, step=step, mark=_MARK, link=link)
         common = self._squared_norms(flats)
         finite = bool(common.isfinite().all()) and bool(own.isfinite().all())
+        finite = finite and all(each.committed is not False for each in exchanged)
         if finite:
             self.own.mul_(MEMORY).add_(own.cpu())
             self.common.mul_(MEMORY).add_(common.cpu())
@@ -69,14 +71,14 @@ class GradientWarmup:
             for piece, mean in zip(block.pieces, block.layout.parts(flat), strict=True):
                 _set_gradient(piece, mean if finite else None)
         for buffer, mean in zip(buffers, copies, strict=True):
-            buffer.copy_(mean.view(buffer.shape))
+            copy_if_finite(mean, buffer)
         self.averaged_step = step
         return finite
 
     def _means(
-        self, layout: Layout, flat: torch.Tensor, ch: Channel, rank_info: RankInfo
+        self, layout: Layout, flat: torch.Tensor, ch: Channel, rank_info: RankInfo, exchanged: list[Channel]
     ) -> list[Coroutine[Any, Any, None]]:
-        """Of everything at once, or of each tensor by the exchange, if it is not small."""
+        """Of everything at once, or of each tensor by the exchange, if it is not small, on a channel each."""
         if self._exchange is None:
             return [mean_in_place(flat, ch)]
         found = list[Coroutine[Any, Any, None]]()
@@ -88,6 +90,7 @@ class GradientWarmup:
             own = Channel(
                 rank_info, step=ch.step, seed=self._seed, key=alone.key, device=flat.device, link=ch.link
             )
+            exchanged.append(own)
             found.append(self._exchange.run(part, part, self._exchange.init(alone), own))
         return found
 

@@ -102,13 +102,9 @@ class SyncRound:
         return list(zip(self.blocks, self.begun, strict=True)) if self.late else []
 
     def apply_dense(self) -> None:
-        """Apply the finite means; where a mean is not finite, every rank keeps its own numbers."""
+        """Apply the finite means."""
         for target, mean in zip(self.targets.values(), self.dense, strict=True):
-            found = mean.view(target.shape)
-            if mean.device.type != "cpu":
-                target.copy_(torch.where(found.isfinite().all(), found, target))
-            elif is_finite(mean):
-                target.copy_(found)
+            copy_if_finite(mean, target)
 
     async def prepare(self, rank_info: RankInfo, link: Link, device: torch.device) -> None:
         """Check that all ranks synchronise the same tensors, then average the dense ones."""
@@ -145,6 +141,15 @@ _PROBLEMS = (
     "the ranks' last common models, or other state that is equal on all ranks, differ (digests: {}): load "
     "checkpoints of one run and one step on every rank, or on none",
 )
+
+
+def copy_if_finite(mean: torch.Tensor, target: torch.Tensor) -> None:
+    """Where a mean is not finite, which is so on all ranks, every rank keeps its own numbers."""
+    found = mean.view(target.shape)
+    if mean.device.type != "cpu":
+        target.copy_(torch.where(found.isfinite().all(), found, target))
+    elif is_finite(mean):
+        target.copy_(found)
 
 
 async def mean_in_place(flat: torch.Tensor, ch: Channel) -> None:

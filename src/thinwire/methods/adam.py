@@ -90,9 +90,9 @@ class Adam(Around):
         noted = await state.noted(own, self.warmup, self.refresh, ch)
         if exact:
             await ch.mean(x, out)  # out = (1/W) sum g
-            if await ch.commit(out.isfinite().all()):
+            if await ch.commit(state.checked(out, noted).isfinite().all()):
                 state.keep(noted, m.lerp_(out.to(m.dtype), 1 - self.beta1))  # m = beta1 m + (1 - beta1) out
-        elif await self.pass_on(out, out, state, ch):  # out = m = exchange of what `mixed` has written there
+        elif await self.pass_on(state.checked(out, noted), out, state, ch):  # out = m = exchange of `mixed`
             state.keep(noted, state.taken(out, m))
 
     def exact(self) -> Exchange | None:

@@ -82,11 +82,11 @@ class EF21(Around):
 
     async def run(self, x: torch.Tensor, out: torch.Tensor, state: EF21State, ch: Channel) -> None:
         v, _ = corrected(x, state.v, self.momentum)  # v = a v + g
-        h = state.h
+        h, c, change = state.h, torch.empty_like(v), v - state.v
         if (state.known or int(state.ranks)) not in (0, ch.size):  # of another world size: a part of h
             h = await ch.mean(h)
-        c = torch.empty_like(v)
-        committed = await self.pass_on(v - state.v, c, state, ch)  # c = (1/W) sum C(v_i - h_i)
+            change += 0 * h  # what is not finite in it aborts the step
+        committed = await self.pass_on(change, c, state, ch)  # c = (1/W) sum C(v_i - h_i)
         h = h + c
         if committed:
             state.v.copy_(v)

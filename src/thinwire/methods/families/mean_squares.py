@@ -20,6 +20,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.core import Channel, Layout, State, shared
+from thinwire.methods.families.feedback import poisoned
 from thinwire.methods.families.wrapped import Wrapping
 
 
@@ -132,6 +133,10 @@ class WithSquares(Wrapping):
         if self.squares is None or own is None or times is None:
             return None
         return await self.squares.noted(own, Renewal(first, times), ch)
+
+    def checked(self, out: torch.Tensor, noted: Noted | None) -> torch.Tensor:
+        """`out`, or NaN if a new s is not finite: it is equal on all ranks, and all then abort the step."""
+        return out if noted is None or noted.s is None else poisoned(out, noted.s)
 
     def keep(self, noted: Noted | None, m: torch.Tensor) -> None:
         """See `MeanSquares.keep`."""

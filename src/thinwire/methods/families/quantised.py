@@ -69,17 +69,25 @@ class Quantised(Exchange):
         """The bytes of the parts for n entries."""
 
     def finite(self, received: Sequence[Parts]) -> Flag:
-        """Whether all ranks coded finite numbers: a rank that did not sends a non-finite scale."""
-        return kernels.finite_flag(torch.cat([parts[1] for parts in received]))
+        """Whether all ranks coded finite numbers: a rank that did not sends a non-finite scale.
+
+        Every scale counts, also one that no code has a use for: see `decode`.
+        """
+        scales = [part for parts in received for part in parts if part.is_floating_point()]
+        return kernels.finite_flag(torch.cat(scales))
 
     def spoil(self, parts: Parts, broken: torch.Tensor) -> None:
         """If `broken`, write into a code that it is of non-finite numbers."""
         parts[1].masked_fill_(broken, torch.nan)
 
     def decode(self, received: Sequence[Parts], n: int) -> torch.Tensor:
+        """The mean of all decoded codes, for further work: NaN everywhere if they are not `finite`."""
         out = torch.empty(n, device=received[0][0].device)
         self.decode_mean(received, out)
-        return out
+        finite = torch.as_tensor(self.finite(received), device=out.device)
+        if out.device.type == "cpu":
+            return out if finite else out.fill_(torch.nan)
+        return torch.where(finite, out, torch.nan)
 
     def encode_padded(self, v: torch.Tensor, n: int, seed: int, rotation: int) -> list[torch.Tensor]:
         """The code of v, padded to the length of the code of n entries."""

@@ -258,6 +258,8 @@ class Sparse(Exchange):
             indices = index_code.decode(code, n, k)
             if codec.code_bytes(k) != parts_bytes(rest):
                 raise PayloadError(f"the coded values do not have the length of {k} entries")
+            if k == 0 and not bool(codec.finite([rest])):
+                raise PayloadError("a code of no entries has a scale that is not finite")
             entries.append(Entries(indices, codec.decode([rest], k)))
         return entries
 
