@@ -11,7 +11,7 @@ import torch
 from tests.averaging.cohort import CONFIGURATIONS, Cohort, equal, normed
 from tests.laws.cohort import memory, same_state
 from tests.laws.failing import Failing
-from thinwire import parse
+from thinwire import DisagreementError, parse
 from thinwire.core.channel import Program
 from thinwire.sessions.periodic import PeriodicSession
 
@@ -44,12 +44,25 @@ def test_training_goes_on_after_sync_rounds_that_failed(method: str) -> None:
     for at, told in ((0, True), (1, False), (1, True)):
         step = until_due(cohort, step)
         check_failure(cohort, PeriodicSession.advance, at, told)
-    rounds = cohort.sessions[0].sync_rounds
-    cohort.train(range(step, step + 2 * parse(method).period))
-    assert cohort.sessions[0].sync_rounds >= rounds + parse(method).fragment_count
-    assert cohort.sessions[0].aborted == 0
+    session = cohort.sessions[0]
+    rounds = session.sync_rounds
+    cohort.train(range(step, step + 2 * session.clock.steps))
+    assert session.sync_rounds >= rounds + session.method.fragment_count
+    assert session.aborted == 0
     cohort.sync()
     assert all(equal(model, cohort.models[0]) for model in cohort.models[1:])
+
+
+def test_after_a_failure_the_ranks_compare_their_common_models_again() -> None:
+    """As in the first sync round after a load, which may be the one that failed."""
+    cohort = trained("localsgd(every=3)", STEPS)
+    assert cohort.sessions[0].sync_rounds == 2
+    for session in cohort.sessions:
+        session.load_state_dict(session.state_dict())
+    check_failure(cohort, PeriodicSession.sync_program, 0, told=True)
+    cohort.sessions[1].blocks[0].anchor[3] += 1
+    with pytest.raises(DisagreementError, match="last common models"):
+        cohort.sync()
 
 
 @pytest.mark.parametrize("method", WARMING_UP)

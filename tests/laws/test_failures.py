@@ -1,6 +1,6 @@
 """A failure at any operation leaves every state as it was, bit for bit, on every rank; so does a lost vote.
 
-A program may be told of the failure, which is thrown into it, or only be closed, as those of other buckets are.
+A program may be told of the failure, which is thrown into it, or only be closed, as other buckets' are.
 """
 
 import pytest

@@ -25,7 +25,8 @@ class Clock:
         self.cycle = 0
         self.synced = 0
         self.overlap = 0 if schedule.measures_overlap else schedule.delay
-        self._synced_before = 0
+        self.synced_before = 0
+        """What `synced` was before the last tick or restart."""
 
     @property
     def warming_up(self) -> bool:
@@ -48,13 +49,14 @@ class Clock:
 
     def tick(self) -> tuple[list[int], int, bool]:
         """Count a step. Returns the fragments to synchronise now, their delay, and whether the cycle ends."""
+        self.synced_before = self.synced
         self.step += 1
         offset, steps, delay = self.step - self.start, self.steps, self.delay
         count = self._schedule.fragment_count
         order = self._schedule.fragment_order(self.cycle, self._seed)
         due = [fragment for i, fragment in enumerate(order) if -(-(i + 1) * steps // count) == offset]
         if len(due) == count and delay == 0:
-            self._set_synced()
+            self.synced = self.step
         ends = offset >= steps
         if ends:
             self.cycle += 0 if self.warming_up else 1
@@ -63,18 +65,8 @@ class Clock:
 
     def restart(self) -> None:
         """All fragments are synchronised: a new cycle begins here."""
-        self.start = self.step
-        self._set_synced()
-
-    def take_back(self, step: int) -> None:
-        """The sync round after this step has failed: the replicas are not equal."""
-        if self.synced == step and step:
-            self.synced = self._synced_before
-
-    def _set_synced(self) -> None:
-        if self.synced != self.step:
-            self._synced_before = self.synced
-        self.synced = self.step
+        self.synced_before = self.synced
+        self.start = self.synced = self.step
 
     def save(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in COUNTERS}

@@ -41,6 +41,8 @@ class SyncRound:
     fragments: list[Fragment]
     targets: dict[str, torch.Tensor]
     due: int
+    synced: int = 0
+    """The step after which the replicas were equal, if this sync round fails."""
     digest: int = 0
     """Of what is equal on all ranks; 0 in a sync round that does not compare it."""
     times: tuple[int, int] = (0, 0)

@@ -368,6 +368,7 @@ class PeriodicSession(BaseSession):
             fragments,
             dense,
             step + delay,
+            self.clock.synced_before,
             self._digest(),
             self._pace.take(),
             self.spares,
@@ -378,7 +379,7 @@ class PeriodicSession(BaseSession):
         return sync_round
 
     def _digest(self) -> int:
-        """Of what is equal on all ranks; in the first sync round, the first after a load and every 64th."""
+        """Of what is equal on all ranks; in the first sync round, after a load or a failure, and every 64th."""
         if self._confirmed and self.sync_rounds % EVERY:
             return 0
         self._confirmed = True
@@ -432,7 +433,11 @@ class PeriodicSession(BaseSession):
 
     async def _driven(self, sync_round: SyncRound) -> None:
         """Lock-step has no clock: a result is there at once, and still applied when it is due."""
-        await self._program(sync_round)
+        try:
+            await self._program(sync_round)
+        except BaseException:
+            self._take_back(sync_round)
+            raise
         if sync_round.late:
             self.under_way.append((sync_round, _arrived))
         else:
@@ -466,7 +471,8 @@ class PeriodicSession(BaseSession):
     def _take_back(self, sync_round: SyncRound) -> None:
         """A sync round has failed. Its number is used again: a rank on which it succeeded is noticed."""
         self.sync_rounds = sync_round.number
-        self.clock.take_back(sync_round.step)
+        self.clock.synced = sync_round.synced
+        self._confirmed = False
 
     @torch.no_grad()
     def _apply(self, sync_round: SyncRound) -> None:
