@@ -3,15 +3,19 @@
 A program may be told of the failure, which is thrown into it, or only be closed, as other buckets' are.
 """
 
+import copy
+
 import pytest
 import torch
 
 from tests.laws.cohort import CONFIGURATIONS, Cohort, every, is_late, memory, same_state
 from tests.laws.failing import Failing
 from thinwire import parse
+from thinwire.core.channel import Program
 
 SIZE = 4  # one host, one and a half, two or four
 BEFORE = 2
+DRIFTS = f"a2sgd(average_every={BEFORE})"
 EARLY = [method for method in CONFIGURATIONS if parse(method).reads_early]
 Tensors = dict[str, torch.Tensor]
 
@@ -85,6 +89,21 @@ def test_a_failure_of_a_program_that_has_begun_leaves_no_trace(method: str) -> N
     driver.at = None
     cohort.average(gradients(cohort, BEFORE))
     check_next_step(cohort, untouched)
+
+
+def test_a_reconciliation_that_failed_is_still_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    cohort = trained(DRIFTS)
+    before = [copy.deepcopy(session.engine.parameters) for session in cohort.sessions]
+    for cohort.driver.at in (0, 1):
+        with pytest.raises(ConnectionError, match="a test"):
+            cohort.driver.run([session.reconciliation() for session in cohort.sessions])
+        assert same_state([session.engine.parameters for session in cohort.sessions], before)
+    for session in cohort.sessions:
+        begun: list[Program] = []
+        monkeypatch.setattr(session, "run", begun.append)
+        session.reconcile(when_due=True)
+        (program,) = begun
+        program.close()
 
 
 def trained(method: str) -> Cohort:

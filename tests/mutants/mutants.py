@@ -21,6 +21,7 @@ class Mutant:
 
 LAWS = "tests/laws/test_laws.py"
 TORCHFT = "tests/hosts/test_torchft_groups.py"
+FAILURES = "tests/laws/test_failures.py"
 
 MUTANTS = (
     Mutant(
@@ -483,5 +484,27 @@ MUTANTS = (
         "        for block in self.blocks:\n            if not is_finite(block.read()):\n",
         "        for block in sync_round.blocks:\n            if not is_finite(block.read()):\n",
         ("tests/averaging/test_schedule_laws.py", "-k", "finite_costs and pqasgd"),
+    ),
+    Mutant(
+        "a failed operation leaves a residual changed",
+        "methods/families/feedback.py",
+        "    def __exit__(self, *exception: object) -> None:\n        if self._old_error_in_out:\n",
+        "    def __exit__(self, *exception: object) -> None:\n"
+        "        if self._old_error_in_out and exception[0] is None:\n",
+        (FAILURES, "-k", "failed_operation and efsign"),
+    ),
+    Mutant(
+        "a leader keeps what a failed step has changed",
+        "core/engine.py",
+        "        finally:\n            for state, copies in () if committed else kept:\n",
+        "        except ZeroDivisionError:\n            for state, copies in () if committed else kept:\n",
+        (FAILURES, "-k", "failed_operation and hierarchical"),
+    ),
+    Mutant(
+        "a sync round that failed counts",
+        "sessions/periodic.py",
+        "self._take_back(sync_round)\n            raise\n        if sync_round.late",
+        "raise\n        if sync_round.late",
+        ("tests/averaging/test_schedule_failures.py", "-k", "repeated and localsgd"),
     ),
 )

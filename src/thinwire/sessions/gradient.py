@@ -234,8 +234,11 @@ class Session(BaseSession):
 
     def reconciliation(self) -> Program:
         """The coroutine that reconciles on one rank, for a driver to run."""
-        self._reconciled = self.step
-        return self._replicas.reconcile(self.rank_info, self.step, self.engine.link)
+        return self._reconcile(self.step)
+
+    async def _reconcile(self, step: int) -> None:
+        await self._replicas.reconcile(self.rank_info, step, self.engine.link)
+        self._reconciled = step
 
     def histogram(
         self, tensors: Mapping[str, torch.Tensor] | None = None, *, ratio: float | None = None

@@ -379,7 +379,7 @@ class PeriodicSession(BaseSession):
         return sync_round
 
     def _digest(self) -> int:
-        """Of what is equal on all ranks; in the first sync round, after a load or a failure, and every 64th."""
+        """Of what is equal on all ranks; in the first sync round, after a load or failure, and every 64th."""
         if self._confirmed and self.sync_rounds % EVERY:
             return 0
         self._confirmed = True
