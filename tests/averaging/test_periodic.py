@@ -376,6 +376,7 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
         ("localsgd(every=8, longest=4)", "longest must be a whole number from 8 up"),
         ("localsgd(every=2, fragments=3)", "3 fragments cannot be synchronised one by one"),
         ("localsgd(every=4, overlap=4)", "overlap=4 must be less than every=4"),
+        ("localsgd(overlap='auto')", "overlap must be a whole number from 0 up, not 'auto'"),
         ("localsgd(blend=0.5)", "blend is for results that are applied later"),
         ("localsgd(overlap=1, blend=1.0)", "blend must be a number from 0 up and below 1"),
         ("localsgd(deadline=0)", "deadline must be a finite number above 0"),

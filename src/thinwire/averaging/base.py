@@ -91,11 +91,6 @@ class ScheduleBase(Configured, ABC):
         return 0
 
     @property
-    def measures_overlap(self) -> bool:
-        """Whether `delay` is only the most steps, and measured times decide."""
-        return False
-
-    @property
     def blend_share(self) -> float | None:
         """The share of its own parameters that a rank keeps when a result is applied later.
 
@@ -180,9 +175,7 @@ class PeriodOptions(Schedule):
         fragments: cut the model into this many sets of tensors. They are synchronised one after the other,
             evenly spread over the cycle, instead of all at its end.
         overlap: apply a result this many steps after its sync round began. The steps in between overlap with
-            the communication. "auto" takes as many steps as sync rounds are measured to take, the same on
-            all ranks, and none while they take hardly any time. None is 1 with several fragments,
-            otherwise 0.
+            the communication. None is 1 with several fragments, otherwise 0.
         blend: None adds a late result to what the rank's own steps have changed meanwhile, so that nothing is
             lost. A number is the share of its own parameters that a rank keeps: with 0 the replicas are
             equal then, and the steps in between are discarded for the fragment.
@@ -193,7 +186,7 @@ class PeriodOptions(Schedule):
     grow: float = _aside(1.0)
     longest: int | None = _aside(None)
     fragments: int = _aside(1)
-    overlap: int | Literal["auto"] | None = _aside(None)
+    overlap: int | None = _aside(None)
     blend: float | None = _aside(None)
     deadline: float | None = _aside(None)
 
@@ -215,10 +208,7 @@ class PeriodOptions(Schedule):
                 f"{self.name}: {self.fragments} fragments cannot be synchronised one by one in a cycle "
                 f"of every={self.period} steps"
             )
-        if isinstance(self.overlap, str):
-            checks.one_of(self.name, "overlap", self.overlap, ("auto",))
-        elif self.overlap is not None:
-            checks.whole(self.name, "overlap", self.overlap, 0)
+        checks.optional(checks.whole, self.name, "overlap", self.overlap, 0)
         if self.delay and self.delay >= self.period:
             raise ConfigError(
                 f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "
@@ -250,11 +240,7 @@ class PeriodOptions(Schedule):
     def delay(self) -> int:
         if self.overlap is None:
             return 1 if self.fragments > 1 and self.period > 1 else 0
-        return self.period - 1 if isinstance(self.overlap, str) else self.overlap
-
-    @property
-    def measures_overlap(self) -> bool:
-        return self.overlap == "auto"
+        return self.overlap
 
     @property
     def blend_share(self) -> float | None:

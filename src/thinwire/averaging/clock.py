@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from thinwire.averaging.base import Schedule
 
-COUNTERS = ("step", "start", "cycle", "synced", "overlap")
+COUNTERS = ("step", "start", "cycle", "synced")
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
     A cycle of P steps synchronises N fragments after the steps ceil((i + 1) P / N), i < N: the last one at
     the end. During the warm-up a cycle is one step. `synced` is the last step after which the whole replicas
-    were equal, `overlap` how many steps after its sync round a result is applied.
+    were equal.
     """
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
@@ -24,7 +24,6 @@ class Clock:
         self.start = 0
         self.cycle = 0
         self.synced = 0
-        self.overlap = 0 if schedule.measures_overlap else schedule.delay
         self._synced_before = 0
 
     @property
@@ -39,7 +38,7 @@ class Clock:
     @property
     def delay(self) -> int:
         """The number of steps after which a result of this cycle is applied."""
-        return min(self.overlap, self.steps - 1)
+        return min(self._schedule.delay, self.steps - 1)
 
     @property
     def all_synced(self) -> bool:
