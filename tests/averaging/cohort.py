@@ -26,7 +26,7 @@ ALSO = (
     "spasgd(groups=3)",
     "spasgd(groups=5, order='shuffled', momentum='average')",
     "pqasgd(every=2, bits=8, norm='l2', bucket=64)",
-    "pqasgd(every=6, fragments=2, overlap=3, blend=0.5)",
+    "pqasgd(every=6, fragments=2, overlap=3)",
     "diloco(every=3)",
     "diloco(every=6, fragments=3, overlap=2)",
     "postlocal(every=3, warmup=4)",

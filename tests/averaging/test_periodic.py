@@ -252,21 +252,6 @@ def test_diloco_takes_nesterovs_step() -> None:
             torch.testing.assert_close(p.detach(), anchor.detach(), rtol=0, atol=1e-6)
 
 
-def test_blend_keeps_a_share_of_the_ranks_own_parameters() -> None:
-    cohort = Cohort("localsgd(every=4, fragments=1, overlap=2, blend=0.25)", 2)
-    cohort.train(range(4))
-    (sync_round, _) = cohort.sessions[0].under_way[0]
-    assert sync_round.due == 6
-    cohort.train([4])
-    for rank in range(2):
-        cohort.local_step(rank, 5)
-    own = [flat(model) for model in cohort.models]
-    cohort.advance()
-    common = flat(cohort.sessions[0].common_parameters().values())
-    for model, before in zip(cohort.models, own, strict=True):
-        torch.testing.assert_close(flat(model), 0.25 * before + 0.75 * common, rtol=0, atol=1e-7)
-
-
 def test_the_warm_up_takes_the_plain_mean() -> None:
     """Nesterov's momentum in every single step would be a far larger step than the optimizer's."""
     outer, plain = Cohort("diloco(every=2, warmup=3)", 2), Cohort("localsgd(every=2, warmup=3)", 2)
@@ -377,8 +362,7 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
         ("localsgd(every=2, fragments=3)", "3 fragments cannot be synchronised one by one"),
         ("localsgd(every=4, overlap=4)", "overlap=4 must be less than every=4"),
         ("localsgd(overlap='auto')", "overlap must be a whole number from 0 up, not 'auto'"),
-        ("localsgd(blend=0.5)", "blend is for results that are applied later"),
-        ("localsgd(overlap=1, blend=1.0)", "blend must be a number from 0 up and below 1"),
+        ("localsgd(overlap=1, blend=0.5)", "no option 'blend'; valid options: every, .*overlap, "),
         ("localsgd(deadline=0)", "deadline must be a finite number above 0"),
         ("localsgd(deadline='soon')", "deadline must be a finite number above 0"),
         ("spasgd(deadline=1)", "no option 'deadline'"),

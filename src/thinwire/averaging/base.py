@@ -91,14 +91,6 @@ class ScheduleBase(Configured, ABC):
         return 0
 
     @property
-    def blend_share(self) -> float | None:
-        """The share of its own parameters that a rank keeps when a result is applied later.
-
-        None: it keeps what its own steps have changed since the sync round began.
-        """
-        return None
-
-    @property
     def patience(self) -> float | None:
         """How long a sync round waits for a late rank, in seconds; None: as long as it takes."""
         return None
@@ -175,10 +167,8 @@ class PeriodOptions(Schedule):
         fragments: cut the model into this many sets of tensors. They are synchronised one after the other,
             evenly spread over the cycle, instead of all at its end.
         overlap: apply a result this many steps after its sync round began. The steps in between overlap with
-            the communication. None is 1 with several fragments, otherwise 0.
-        blend: None adds a late result to what the rank's own steps have changed meanwhile, so that nothing is
-            lost. A number is the share of its own parameters that a rank keeps: with 0 the replicas are
-            equal then, and the steps in between are discarded for the fragment.
+            the communication, and what they have changed is added to the result. None is 1 with several
+            fragments, otherwise 0.
         deadline: how long a sync round waits for late ranks, in seconds. A rank that comes later contributes
             its change to the next sync round. Only with torchft's replica groups (`attach(manager=...)`).
     """
@@ -187,7 +177,6 @@ class PeriodOptions(Schedule):
     longest: int | None = _aside(None)
     fragments: int = _aside(1)
     overlap: int | None = _aside(None)
-    blend: float | None = _aside(None)
     deadline: float | None = _aside(None)
 
     def __post_init__(self) -> None:
@@ -214,12 +203,6 @@ class PeriodOptions(Schedule):
                 f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "
                 "result is applied before the fragment is synchronised again"
             )
-        if self.blend is not None:
-            checks.momentum(self.name, self.blend, "blend")
-            if not self.delay:
-                raise ConfigError(
-                    f"{self.name}: blend is for results that are applied later; give overlap as well"
-                )
         if self.deadline is not None:
             checks.positive(self.name, "deadline", self.deadline)
         if self.delay and self.momentum == "average":
@@ -241,10 +224,6 @@ class PeriodOptions(Schedule):
         if self.overlap is None:
             return 1 if self.fragments > 1 and self.period > 1 else 0
         return self.overlap
-
-    @property
-    def blend_share(self) -> float | None:
-        return self.blend
 
     @property
     def patience(self) -> float | None:

@@ -53,11 +53,11 @@ class SyncRound:
         """Whether the result is applied some steps after the sync round began."""
         return self.due > self.step
 
-    def apply(self, outer: Outer, blend: float | None) -> None:
+    def apply(self, outer: Outer) -> None:
         """Take the outer step with the means."""
         for position, (block, mean) in enumerate(self.results()):
             if self.late:
-                block.apply_late(mean, outer, blend, self.begun[position])
+                block.apply_late(mean, outer, self.begun[position])
             else:
                 block.apply(mean, outer)
 

@@ -465,7 +465,7 @@ class PeriodicSession(BaseSession):
     def _apply(self, sync_round: SyncRound) -> None:
         if sync_round.finite:
             outer = self.method.outer if sync_round.step > self.method.warmup else Outer()
-            sync_round.apply(outer, self.method.blend_share)
+            sync_round.apply(outer)
             sync_round.apply_dense()
             if self.method.momentum == "reset":
                 self._forget_momenta(sync_round.fragments)
