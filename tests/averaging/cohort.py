@@ -21,7 +21,7 @@ ALSO = (
     "localsgd(every=1)",
     "localsgd(every=3, momentum='reset')",
     "localsgd(every=3, momentum='average', anchor='cpu')",
-    "localsgd(every=2, warmup=3, grow=1.5, longest=6)",
+    "localsgd(every=2, warmup=3)",
     "localsgd(every=4, fragments=3)",
     "spasgd(groups=3)",
     "spasgd(groups=5, order='shuffled', momentum='average')",

@@ -34,8 +34,6 @@ def rounds_of(method: str, steps: int) -> list[tuple[int, list[int]]]:
 def test_when_replicas_synchronise() -> None:
     assert rounds_of("localsgd(every=4)", 12) == [(4, [0]), (8, [0]), (12, [0])]
     assert [at for at, _ in rounds_of("localsgd(every=4, warmup=3)", 12)] == [1, 2, 3, 7, 11]
-    growing = "localsgd(every=2, grow=2.0, longest=9)"
-    assert [at for at, _ in rounds_of(growing, 40)] == [2, 6, 14, 23, 32]
     assert rounds_of("diloco(every=6, fragments=3)", 12) == [(s, [(s // 2 - 1) % 3]) for s in range(2, 13, 2)]
     assert rounds_of("localsgd(every=5, fragments=2)", 10) == [(3, [0]), (5, [1]), (8, [0]), (10, [1])]
     assert rounds_of("localsgd(every=4, fragments=2, warmup=1)", 5) == [(1, [0, 1]), (3, [0]), (5, [1])]
@@ -356,9 +354,8 @@ def test_ranks_that_come_after_different_steps_are_told_so() -> None:
     [
         ("localsgd(every=0)", "every must be a whole number from 1 up"),
         ("localsgd(evry=2)", r"no option 'evry' \(did you mean 'every'"),
-        ("localsgd(grow=2.0)", "cycles get longer without end; give longest"),
-        ("localsgd(grow=0.5, longest=20)", "grow must be 1 or more"),
-        ("localsgd(every=8, longest=4)", "longest must be a whole number from 8 up"),
+        ("localsgd(grow=2.0)", "no option 'grow'; valid options: every, .*overlap, "),
+        ("localsgd(longest=20)", "no option 'longest' .*; valid options: every, .*overlap, "),
         ("localsgd(every=2, fragments=3)", "3 fragments cannot be synchronised one by one"),
         ("localsgd(every=4, overlap=4)", "overlap=4 must be less than every=4"),
         ("localsgd(overlap='auto')", "overlap must be a whole number from 0 up, not 'auto'"),

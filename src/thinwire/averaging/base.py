@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -59,7 +58,7 @@ class ScheduleBase(Configured, ABC):
     @property
     def staleness(self) -> int:
         """The most steps that a coordinate waits for its next average: p of the analysis."""
-        return self.period
+        return self.period + self.delay
 
     @property
     def outer(self) -> Outer:
@@ -95,13 +94,8 @@ class ScheduleBase(Configured, ABC):
         """How long a sync round waits for a late rank, in seconds; None: as long as it takes."""
         return None
 
-    def cycle_steps(self, cycle: int) -> int:
-        """Steps of cycle number `cycle`; cycles are counted from the end of the warm-up."""
-        del cycle
-        return self.period
-
     def fragment_order(self, cycle: int, seed: int) -> list[int]:
-        """The order in which the fragments of a cycle are synchronised."""
+        """The order in which the fragments of a cycle are synchronised; the first after the warm-up is 0."""
         del cycle, seed
         return list(range(self.fragment_count))
 
@@ -162,8 +156,6 @@ class PeriodOptions(Schedule):
 
     Args:
         every: the number of optimizer steps between two sync rounds.
-        grow: every cycle is this many times as long as the one before.
-        longest: the limit of this growth, in steps.
         fragments: cut the model into this many sets of tensors. They are synchronised one after the other,
             evenly spread over the cycle, instead of all at its end.
         overlap: apply a result this many steps after its sync round began. The steps in between overlap with
@@ -173,8 +165,6 @@ class PeriodOptions(Schedule):
             its change to the next sync round. Only with torchft's replica groups (`attach(manager=...)`).
     """
 
-    grow: float = _aside(1.0)
-    longest: int | None = _aside(None)
     fragments: int = _aside(1)
     overlap: int | None = _aside(None)
     deadline: float | None = _aside(None)
@@ -182,15 +172,6 @@ class PeriodOptions(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.whole(self.name, "every", self.period, 1)
-        checks.positive(self.name, "grow", self.grow)
-        if self.grow < 1:
-            raise ConfigError(f"{self.name}: grow must be 1 or more, not {self.grow!r}")
-        if self.longest is not None:
-            checks.whole(self.name, "longest", self.longest, self.period)
-        elif self.grow > 1:
-            raise ConfigError(
-                f"{self.name}: with grow={self.grow!r} cycles get longer without end; give longest"
-            )
         checks.whole(self.name, "fragments", self.fragments, 1)
         if self.fragments > self.period:
             raise ConfigError(
@@ -211,11 +192,6 @@ class PeriodOptions(Schedule):
             )
 
     @property
-    def staleness(self) -> int:
-        longest = self.longest if self.grow > 1 else None
-        return (longest or self.period) + self.delay
-
-    @property
     def fragment_count(self) -> int:
         return self.fragments
 
@@ -228,11 +204,3 @@ class PeriodOptions(Schedule):
     @property
     def patience(self) -> float | None:
         return self.deadline
-
-    def cycle_steps(self, cycle: int) -> int:
-        if self.grow == 1:
-            return self.period
-        assert self.longest is not None
-        # Beyond this exponent the limit is reached in any case, and the power would overflow at some point.
-        enough = math.log(self.longest / self.period) / math.log(self.grow) + 1
-        return min(self.longest, int(self.period * self.grow ** min(cycle, enough)))

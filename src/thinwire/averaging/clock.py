@@ -33,12 +33,12 @@ class Clock:
     @property
     def steps(self) -> int:
         """The length of the current cycle."""
-        return 1 if self.warming_up else self._schedule.cycle_steps(self.cycle)
+        return 1 if self.warming_up else self._schedule.period
 
     @property
     def delay(self) -> int:
         """The number of steps after which a result of this cycle is applied."""
-        return min(self._schedule.delay, self.steps - 1)
+        return 0 if self.warming_up else self._schedule.delay
 
     @property
     def all_synced(self) -> bool:

@@ -205,7 +205,7 @@ class PeriodicSession(BaseSession):
         return total
 
     def payload_bytes(self) -> float | None:
-        """The payload per step, after the warm-up and before cycles grow; None if it depends on the data."""
+        """The payload per step, after the warm-up; None if it depends on the data."""
         total = self.cycle_bytes()
         return None if total is None else total / self.method.period
 
