@@ -41,7 +41,7 @@ METHODS = (
     "powersgd(rank=4)",
     "delayed(method=topk(ratio=0.01))",
     "pqasgd(every=8, bits=4)",
-    "pqasgd(every=16, bits=4, overlap=8, blend=0.5)",
+    "pqasgd(every=16, bits=4, overlap=8)",
 )
 WORKERS = (2, 4)
 WITHIN, SHARE = 0.2, 0.9

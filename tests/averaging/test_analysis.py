@@ -133,8 +133,6 @@ def waits(method: str, steps: int) -> int:
     "method",
     [
         "localsgd(every=5)",
-        "localsgd(every=3, longest=9)",
-        "localsgd(every=2, grow=1.5, longest=9)",
         "pqasgd(every=6, fragments=2, overlap=3)",
         "localsgd(every=6, fragments=3)",
         "spasgd(groups=5)",

@@ -73,8 +73,8 @@ def test_replicas_are_equal_after_a_sync(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [m for m in CONFIGURATIONS if parse(m).delay])
-def test_a_late_result_is_applied_in_time_and_equal_everywhere(method: str) -> None:
-    """Right after a fragment's result has been applied without blending, the fragment is equal everywhere."""
+def test_a_late_result_is_applied_in_time_to_the_same_anchors(method: str) -> None:
+    """Each rank keeps what its own steps have changed meanwhile: replicas differ, their anchors do not."""
     cohort = Cohort(method, 3)
     session = cohort.sessions[0]
     seen = 0
@@ -85,8 +85,7 @@ def test_a_late_result_is_applied_in_time_and_equal_everywhere(method: str) -> N
         for number in [number for sync_round in now for number in sync_round.numbers]:
             for other in cohort.sessions[1:]:
                 pairs = zip(session.fragments[number].blocks, other.fragments[number].blocks, strict=True)
-                same = all(torch.equal(mine.read(), theirs.read()) for mine, theirs in pairs)
-                assert same == (session.method.blend == 0)
+                assert not any(torch.equal(mine.read(), theirs.read()) for mine, theirs in pairs)
                 seen += 1
         for mine, theirs in zip(session.blocks, cohort.sessions[1].blocks, strict=True):
             assert torch.equal(mine.anchor, theirs.anchor)
@@ -155,7 +154,7 @@ def test_metered_bytes_are_what_was_promised(method: str, link: str) -> None:
         cohort.train(range(schedule.period))
         assert "all_to_all" in meter.by_operation
         return
-    if schedule.cycle_steps(1) != schedule.period or schedule.period > 20:
+    if schedule.period > 20:
         cohort.train(range(2))
         before = meter.payload_bytes
         cohort.sync()
@@ -232,7 +231,7 @@ WANDERING = (
     "postlocal(every=4, warmup=0, fragments=2, overlap=3)",
     "pqasgd(every=6, fragments=2)",
     "diloco(every=8, fragments=4, overlap=5)",
-    "periodic(every=6, exchange=topk(ratio=0.2), fragments=3, overlap=4, blend=0.5)",
+    "periodic(every=6, exchange=topk(ratio=0.2), fragments=3, overlap=4)",
 )
 
 

@@ -62,7 +62,7 @@ def test_an_arranged_block_does_the_same() -> None:
         block.set_change(again, block.in_order(change))
         assert torch.equal(again, change)
         with torch.no_grad():
-            block.apply_late(change, Outer(0.7, 0.9), None, own)
+            block.apply_late(change, Outer(0.7, 0.9), own)
             block.apply(change, Outer(0.3, 0.9))
         assert block.velocity is not None
         kept.append([block.read(), block.anchor, block.velocity])

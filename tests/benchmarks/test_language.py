@@ -82,7 +82,7 @@ def test_a_schedule_shares_out_its_sync_round_and_overlap_hides_it() -> None:
     whole = predict.step_seconds("qsgd(bits=4)", SHAPES, 4, slow, 0.0, host="average")
     plain = step_seconds("pqasgd(every=8, bits=4)", SHAPES, 4, slow, 0.01)
     assert plain == pytest.approx(0.01 + whole / 8, rel=0.2)
-    hidden = step_seconds("pqasgd(every=8, bits=4, overlap=6, blend=0.5)", SHAPES, 4, slow, whole / 4)
+    hidden = step_seconds("pqasgd(every=8, bits=4, overlap=6)", SHAPES, 4, slow, whole / 4)
     assert hidden == pytest.approx(whole / 4)
 
 

@@ -137,8 +137,7 @@ def _q(q: float, constant: float) -> Condition:
 def is_analysed(method: object) -> bool:
     """Whether the analysis is about this method: unbiased, on one level, and averages without outer steps."""
     if isinstance(method, Schedule):
-        at_once = method.delay == 0 or method.blend_share == 0
-        return is_analysed(method.inner) and method.outer == Outer() and at_once
+        return is_analysed(method.inner) and method.outer == Outer() and method.delay == 0
     return isinstance(method, Exchange) and method.traits.unbiased and not method.traits.two_levels
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -59,7 +58,7 @@ class ScheduleBase(Configured, ABC):
     @property
     def staleness(self) -> int:
         """The most steps that a coordinate waits for its next average: p of the analysis."""
-        return self.period
+        return self.period + self.delay
 
     @property
     def outer(self) -> Outer:
@@ -91,30 +90,12 @@ class ScheduleBase(Configured, ABC):
         return 0
 
     @property
-    def measures_overlap(self) -> bool:
-        """Whether `delay` is only the most steps, and measured times decide."""
-        return False
-
-    @property
-    def blend_share(self) -> float | None:
-        """The share of its own parameters that a rank keeps when a result is applied later.
-
-        None: it keeps what its own steps have changed since the sync round began.
-        """
-        return None
-
-    @property
     def patience(self) -> float | None:
         """How long a sync round waits for a late rank, in seconds; None: as long as it takes."""
         return None
 
-    def cycle_steps(self, cycle: int) -> int:
-        """Steps of cycle number `cycle`; cycles are counted from the end of the warm-up."""
-        del cycle
-        return self.period
-
     def fragment_order(self, cycle: int, seed: int) -> list[int]:
-        """The order in which the fragments of a cycle are synchronised."""
+        """The order in which the fragments of a cycle are synchronised; the first after the warm-up is 0."""
         del cycle, seed
         return list(range(self.fragment_count))
 
@@ -175,72 +156,40 @@ class PeriodOptions(Schedule):
 
     Args:
         every: the number of optimizer steps between two sync rounds.
-        grow: every cycle is this many times as long as the one before.
-        longest: the limit of this growth, in steps.
         fragments: cut the model into this many sets of tensors. They are synchronised one after the other,
             evenly spread over the cycle, instead of all at its end.
         overlap: apply a result this many steps after its sync round began. The steps in between overlap with
-            the communication. "auto" takes as many steps as sync rounds are measured to take, the same on
-            all ranks, and none while they take hardly any time. None is 1 with several fragments,
-            otherwise 0.
-        blend: None adds a late result to what the rank's own steps have changed meanwhile, so that nothing is
-            lost. A number is the share of its own parameters that a rank keeps: with 0 the replicas are
-            equal then, and the steps in between are discarded for the fragment.
+            the communication, and what they have changed is added to the result. None is 1 with several
+            fragments, otherwise 0.
         deadline: how long a sync round waits for late ranks, in seconds. A rank that comes later contributes
             its change to the next sync round. Only with torchft's replica groups (`attach(manager=...)`).
     """
 
-    grow: float = _aside(1.0)
-    longest: int | None = _aside(None)
     fragments: int = _aside(1)
-    overlap: int | Literal["auto"] | None = _aside(None)
-    blend: float | None = _aside(None)
+    overlap: int | None = _aside(None)
     deadline: float | None = _aside(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.whole(self.name, "every", self.period, 1)
-        checks.positive(self.name, "grow", self.grow)
-        if self.grow < 1:
-            raise ConfigError(f"{self.name}: grow must be 1 or more, not {self.grow!r}")
-        if self.longest is not None:
-            checks.whole(self.name, "longest", self.longest, self.period)
-        elif self.grow > 1:
-            raise ConfigError(
-                f"{self.name}: with grow={self.grow!r} cycles get longer without end; give longest"
-            )
         checks.whole(self.name, "fragments", self.fragments, 1)
         if self.fragments > self.period:
             raise ConfigError(
                 f"{self.name}: {self.fragments} fragments cannot be synchronised one by one in a cycle "
                 f"of every={self.period} steps"
             )
-        if isinstance(self.overlap, str):
-            checks.one_of(self.name, "overlap", self.overlap, ("auto",))
-        elif self.overlap is not None:
-            checks.whole(self.name, "overlap", self.overlap, 0)
+        checks.optional(checks.whole, self.name, "overlap", self.overlap, 0)
         if self.delay and self.delay >= self.period:
             raise ConfigError(
                 f"{self.name}: overlap={self.delay} must be less than every={self.period}: a fragment's "
                 "result is applied before the fragment is synchronised again"
             )
-        if self.blend is not None:
-            checks.momentum(self.name, self.blend, "blend")
-            if not self.delay:
-                raise ConfigError(
-                    f"{self.name}: blend is for results that are applied later; give overlap as well"
-                )
         if self.deadline is not None:
             checks.positive(self.name, "deadline", self.deadline)
         if self.delay and self.momentum == "average":
             raise ConfigError(
                 f"{self.name}: momentum='average' needs overlap=0: a late mean would undo newer steps"
             )
-
-    @property
-    def staleness(self) -> int:
-        longest = self.longest if self.grow > 1 else None
-        return (longest or self.period) + self.delay
 
     @property
     def fragment_count(self) -> int:
@@ -250,24 +199,8 @@ class PeriodOptions(Schedule):
     def delay(self) -> int:
         if self.overlap is None:
             return 1 if self.fragments > 1 and self.period > 1 else 0
-        return self.period - 1 if isinstance(self.overlap, str) else self.overlap
-
-    @property
-    def measures_overlap(self) -> bool:
-        return self.overlap == "auto"
-
-    @property
-    def blend_share(self) -> float | None:
-        return self.blend
+        return self.overlap
 
     @property
     def patience(self) -> float | None:
         return self.deadline
-
-    def cycle_steps(self, cycle: int) -> int:
-        if self.grow == 1:
-            return self.period
-        assert self.longest is not None
-        # Beyond this exponent the limit is reached in any case, and the power would overflow at some point.
-        enough = math.log(self.longest / self.period) / math.log(self.grow) + 1
-        return min(self.longest, int(self.period * self.grow ** min(cycle, enough)))

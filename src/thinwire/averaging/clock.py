@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from thinwire.averaging.base import Schedule
 
-COUNTERS = ("step", "start", "cycle", "synced", "overlap")
+COUNTERS = ("step", "start", "cycle", "synced")
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
     A cycle of P steps synchronises N fragments after the steps ceil((i + 1) P / N), i < N: the last one at
     the end. During the warm-up a cycle is one step. `synced` is the last step after which the whole replicas
-    were equal, `overlap` how many steps after its sync round a result is applied.
+    were equal.
     """
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
@@ -24,7 +24,6 @@ class Clock:
         self.start = 0
         self.cycle = 0
         self.synced = 0
-        self.overlap = 0 if schedule.measures_overlap else schedule.delay
         self.synced_before = 0
         """What `synced` was before the last tick or restart."""
 
@@ -35,12 +34,12 @@ class Clock:
     @property
     def steps(self) -> int:
         """The length of the current cycle."""
-        return 1 if self.warming_up else self._schedule.cycle_steps(self.cycle)
+        return 1 if self.warming_up else self._schedule.period
 
     @property
     def delay(self) -> int:
         """The number of steps after which a result of this cycle is applied."""
-        return min(self.overlap, self.steps - 1)
+        return 0 if self.warming_up else self._schedule.delay
 
     @property
     def all_synced(self) -> bool:

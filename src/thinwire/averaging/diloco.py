@@ -39,12 +39,11 @@ class DiLoCo(PeriodOptions, _OuterOptions):
 
     Example:
         >>> from thinwire.averaging import DiLoCo
-        >>> str(DiLoCo(every=100, fragments=4, overlap=2, blend=0.5))
-        'diloco(every=100, fragments=4, overlap=2, blend=0.5)'
+        >>> str(DiLoCo(every=100, fragments=4, overlap=2))
+        'diloco(every=100, fragments=4, overlap=2)'
 
-    Differences from the paper: fragments are runs of neighbouring tensors instead of every n-th layer. By
-    default a late result is added to what a rank's own steps have changed meanwhile; `blend=0.5` mixes the
-    two models, as the paper does.
+    Differences from the paper: fragments are runs of neighbouring tensors instead of every n-th layer. A late
+    result is added to what a rank's own steps have changed meanwhile; the paper mixes the two models.
     """
 
     name = "diloco"

@@ -104,18 +104,17 @@ class Block:
         for piece, anchor in self._outer_steps(mean, outer):
             piece.of(piece.parameter).copy_(anchor.view(piece.shape))
 
-    def apply_late(self, mean: torch.Tensor, outer: Outer, blend: float | None, begun: torch.Tensor) -> None:
+    def apply_late(self, mean: torch.Tensor, outer: Outer, begun: torch.Tensor) -> None:
         """Take the outer step, some local steps after the sync round began with the parameters `begun`.
 
-        With `blend=None` what the local steps have changed since then is added to the result. Otherwise the
-        parameters are set to the result, except for the share `blend`.
+        What they have changed since then is added to the result.
         """
         for (piece, anchor), before in zip(
             self._outer_steps(mean, outer), self.layout.parts(begun), strict=True
         ):
             target = piece.of(piece.parameter)
             own = target.reshape(-1).to(self.layout.dtype)  # the memory of the parameter, if it can be
-            moved = own.sub_(before).add_(anchor) if blend is None else own.lerp_(anchor, 1 - blend)
+            moved = own.sub_(before).add_(anchor)
             if moved.data_ptr() != target.data_ptr():
                 target.copy_(moved.view(piece.shape))
 

@@ -21,8 +21,7 @@ from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
 # First the ranks compare the step, the number of the round, the fragments, a mark of the rest and a digest.
-# They also tell each other the times of their steps and of the last sync round.
-NOTE_BYTES = 7 * 8
+NOTE_BYTES = 5 * 8
 _MARK = mark_of("thinwire sync round")
 
 
@@ -45,12 +44,8 @@ class SyncRound:
     """The step after which the replicas were equal, if this sync round fails."""
     digest: int = 0
     """Of what is equal on all ranks; 0 in a sync round that does not compare it."""
-    times: tuple[int, int] = (0, 0)
-    """This rank's, from `Pace.take`."""
     spares: Spares = field(default_factory=Spares)
     """The memory for changes, from and for other sync rounds."""
-    all_times: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Those of all ranks, once they have compared."""
     changes: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     begun: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
@@ -60,11 +55,11 @@ class SyncRound:
         """Whether the result is applied some steps after the sync round began."""
         return self.due > self.step
 
-    def apply(self, outer: Outer, blend: float | None) -> None:
+    def apply(self, outer: Outer) -> None:
         """Take the outer step with the means."""
         for position, (block, mean) in enumerate(self.results()):
             if self.late:
-                block.apply_late(mean, outer, blend, self.begun[position])
+                block.apply_late(mean, outer, self.begun[position])
             else:
                 block.apply(mean, outer)
 
@@ -120,10 +115,9 @@ class SyncRound:
         described = [f"{name} {tuple(target.shape)} {target.dtype}" for name, target in self.targets.items()]
         which = mark_of(repr(self.numbers))
         numbers = [self.step, self.number, which, mark_of("\n".join(described)), signed(self.digest)]
-        mine = torch.tensor([*numbers, *self.times], device=device)
+        mine = torch.tensor(numbers, device=device)
         notes = torch.stack([note for (note,) in await ch.gather([mine])])
         gathered = cast("list[list[int]]", notes.tolist())
-        self.all_times = [(step, sync) for *_, step, sync in gathered]
         for position, problem in enumerate(_PROBLEMS):
             values = [note[position] for note in gathered]
             if any(value != values[0] for value in values):

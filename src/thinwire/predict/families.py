@@ -163,7 +163,7 @@ def _shorter(one: str, other: str) -> bool:
 
 def _alike(method: Configured) -> PeriodOptions | None:
     """The schedule without its `every` and fragments; None if it is none, or has an overlap of its own."""
-    if not isinstance(method, PeriodOptions) or method.overlap is not None or method.grow != 1:
+    if not isinstance(method, PeriodOptions) or method.overlap is not None:
         return None
     return _at(method, 1, 1)
 

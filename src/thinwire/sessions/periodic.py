@@ -15,7 +15,6 @@ from thinwire.averaging.base import Outer, Schedule
 from thinwire.averaging.clock import Clock
 from thinwire.averaging.fragments import Block, Fragment, cut
 from thinwire.averaging.gradient_warmup import GradientWarmup
-from thinwire.averaging.pace import Pace, overlap_for
 from thinwire.averaging.spares import Spares
 from thinwire.averaging.sync_round import NOTE_BYTES, SyncRound, remembered
 from thinwire.core.agreement import EVERY, digest_of
@@ -89,7 +88,6 @@ class PeriodicSession(BaseSession):
         check_parameters(self.parameters, self.optimizers, method)
         self._model = model
         self.clock = Clock(method, seed)
-        self._pace = Pace()
         self.spares = Spares()
         self.fragments = cut(
             self.parameters,
@@ -207,7 +205,7 @@ class PeriodicSession(BaseSession):
         return total
 
     def payload_bytes(self) -> float | None:
-        """The payload per step, after the warm-up and before cycles grow; None if it depends on the data."""
+        """The payload per step, after the warm-up; None if it depends on the data."""
         total = self.cycle_bytes()
         return None if total is None else total / self.method.period
 
@@ -252,13 +250,11 @@ class PeriodicSession(BaseSession):
 
     def after_step(self) -> None:
         """Called by the host after every optimizer step; runs a sync round if one is due."""
-        self._pace.step_ends()
         due = self._count()
         if due is not None and due.late:
             self._sync_in_background(due)
         elif due is not None:
             self._sync_now(due)
-        self._pace.step_begins()
 
     def advance(self) -> Program | None:
         """For a driver: count a step; returns the coroutine of this rank's sync round, if one is due.
@@ -370,7 +366,6 @@ class PeriodicSession(BaseSession):
             step + delay,
             self.clock.synced_before,
             self._digest(),
-            self._pace.take(),
             self.spares,
         )
         self.sync_rounds += 1
@@ -388,7 +383,6 @@ class PeriodicSession(BaseSession):
         return digest_of([t for t in common if t is not None] + self.engine.replicated(layouts))
 
     async def _program(self, sync_round: SyncRound) -> None:
-        self._pace.sync_begins()
         for each in self.engine.executors:
             each.label = f"the sync round after step {sync_round.step}"
         await sync_round.prepare(self.rank_info, self.engine.link, self.blocks[0].layout.device)
@@ -396,7 +390,6 @@ class PeriodicSession(BaseSession):
             # Set here, where the lane begins: a later sync round may have been handed over meanwhile.
             self.engine.step = sync_round.number
             await self.engine.program(sync_round.views)
-        self._pace.sync_ends()
 
     def _sync_now(self, sync_round: SyncRound) -> None:
         self._wait_for_all()  # one thread at a time uses the group
@@ -476,11 +469,9 @@ class PeriodicSession(BaseSession):
 
     @torch.no_grad()
     def _apply(self, sync_round: SyncRound) -> None:
-        if self.method.measures_overlap and sync_round.all_times:
-            self.clock.overlap = overlap_for(sync_round.all_times, self.method.period)
         if sync_round.finite:
             outer = self.method.outer if sync_round.step > self.method.warmup else Outer()
-            sync_round.apply(outer, self.method.blend_share)
+            sync_round.apply(outer)
             sync_round.apply_dense()
             if self.method.momentum == "reset":
                 self._forget_momenta(sync_round.fragments)

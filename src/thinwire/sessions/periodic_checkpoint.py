@@ -22,7 +22,7 @@ from thinwire.sessions.checkpoint import Checked, OnResize
 if TYPE_CHECKING:
     from thinwire.sessions.periodic import PeriodicSession
 
-FORMAT = 7
+FORMAT = 8
 Tensors = dict[str, torch.Tensor]
 
 
