@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from thinwire.core.exchange import Exchange
-from thinwire.core.optimizers import Given, LossScale, Optimizers
+from thinwire.core.optimizers import Given, Optimizers
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.methods.registry import list_methods
 from thinwire.net.costs import Link
@@ -50,7 +50,6 @@ def attach_scatter(
     *,
     seed: int,
     dense_below: int,
-    scaler: LossScale | None,
     optimizer: Given,
     link: Link | None = None,
 ) -> Session:
@@ -78,7 +77,6 @@ def attach_scatter(
         group,
         seed=seed,
         dense_below=dense_below,
-        scaler=scaler,
         optimizer=optimizer,
         link=link,
     )
