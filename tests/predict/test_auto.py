@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from tests.hosts.common import flat
+from thinwire.core.optimizers import Optimizers
 from thinwire.hosts import auto
 from thinwire.net.costs import Link
 from thinwire.net.launch import Worker, WorkerFailedError, run_local
@@ -170,7 +171,9 @@ def test_a_failure_of_rank_0_is_heard_by_all() -> None:
 
 
 def test_a_bare_model_is_refused() -> None:
-    with pytest.raises(thinwire.ConfigError, match="takes a DistributedDataParallel model"):
+    with pytest.raises(
+        thinwire.ConfigError, match=r"a bare model \(Linear\).*of a DistributedDataParallel model: wrap"
+    ):
         thinwire.attach(nn.Linear(2, 2), "auto")
 
 
@@ -354,10 +357,9 @@ def test_when_the_link_changes_another_method_is_taken(
 
 
 def test_replicas_is_for_auto_only() -> None:
-    with pytest.raises(thinwire.ConfigError, match="replicas is for the method auto"):
-        thinwire.attach(nn.Linear(2, 2), "dense", replicas="equal")
-    with pytest.raises(thinwire.ConfigError, match="replicas"):
-        thinwire.attach(nn.Linear(2, 2), "auto", replicas="some")
+    optimizer = torch.optim.SGD((model := nn.Linear(2, 2)).parameters())
+    with pytest.raises(thinwire.ConfigError, match="it is for the method auto"):
+        thinwire.attach(model, "localsgd", optimizer=optimizer, replicas="equal")
 
 
 def plan_of(now: str | None, times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -367,7 +369,7 @@ def plan_of(now: str | None, times: dict[str, float], monkeypatch: pytest.Monkey
     made = planning.Plan(tuple(rows), best, ("because",), 1, 2, Link(), 0.0)
     monkeypatch.setattr(planning, "make_plan", lambda *arguments, **options: made)
     session = object.__new__(auto.AutoSession)
-    session._options = auto._Options(True, 0, 0, None, None, "equal")
+    session._options = auto._Options(True, 0, 0, None, Optimizers(), "equal")
     session._parameters, session._model = {}, nn.Linear(2, 2)
     session.link, session._compute, session._overheads = Link(), None, None
     session.session = SimpleNamespace(engine=SimpleNamespace(rank_info=RankInfo(0, 2)))
