@@ -114,7 +114,7 @@ class Cohort:
             self.advance()
 
     def backward(self, rank: int, step: int, factor: float = 1.0) -> None:
-        self.optimizers[rank].zero_grad()
+        self.models[rank].zero_grad()
         (factor * self.models[rank](batch(rank, step)).square().mean()).backward()
 
     def average_gradients(self) -> None:

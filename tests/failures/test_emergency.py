@@ -15,10 +15,11 @@ METHOD = "diloco(every=4, fragments=2, overlap=1)"
 
 
 def train(session: PeriodicSession, model: torch.nn.Module, rank: int, steps: range) -> None:
+    (optimizer,) = session.optimizers
     for step in steps:
-        session.optimizer.zero_grad()
+        optimizer.zero_grad()
         square_loss(model, rank, step).backward()
-        session.optimizer.step()
+        optimizer.step()
 
 
 def peer_dies(worker: Worker, look_first: bool) -> dict[str, object] | None:

@@ -36,6 +36,13 @@ def mlp(dtype: torch.dtype = torch.float32, width: int = WIDTH, depth: int = 4) 
         return nn.Sequential(*layers[:-1]).to(dtype)
 
 
+def muon_and_adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon takes only matrices."""
+    parameters = list(model.parameters())
+    matrices, rest = ([p for p in parameters if (p.dim() == 2) is two] for two in (True, False))
+    return [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(rest, lr=0.01)]
+
+
 def batch(rank: int, step: int, dtype: torch.dtype = torch.float32, width: int = WIDTH) -> torch.Tensor:
     rng = torch.Generator().manual_seed(1000 * rank + step)
     return torch.randn(4, width, generator=rng).to(dtype)

@@ -478,7 +478,9 @@ def test_detach_gives_plain_ddp_back_and_attach_works_again() -> None:
 
 
 def refusals(worker: Worker) -> None:
-    with pytest.raises(thinwire.ConfigError, match=r"DistributedDataParallel model, not Sequential"):
+    with pytest.raises(
+        thinwire.ConfigError, match=r"a bare model \(Sequential\).*DistributedDataParallel model"
+    ):
         thinwire.attach(mlp(), "dense")
     model = wrap(mlp())
     model.register_comm_hook(None, default_hooks.allreduce_hook)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from tests.averaging.cohort import Cohort, adam
 from tests.hosts.common import flat
+from thinwire.core.optimizers import Optimizers
 from thinwire.hosts.hand_over import Carried, go_on, leave
 from thinwire.net.launch import Worker, run_local
 from thinwire.sessions.periodic import PeriodicSession
@@ -44,7 +45,7 @@ def to_dense(worker: Worker, method: str) -> tuple[float, float, torch.Tensor, t
     session = thinwire.attach(ddp, method)
     for number in range(3):
         step(ddp, optimizer, worker.rank, number)
-    owed = leave(session, thinwire.parse("dense"), optimizer, None)
+    owed = leave(session, thinwire.parse("dense"), Optimizers(optimizer), None)
     session.detach()
     dense = thinwire.attach(ddp, "dense")
     plain = step(ddp, optimizer, worker.rank, 7)
@@ -82,7 +83,7 @@ def from_schedule(worker: Worker) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     session.sync()
     sent = flat(net).clone()
     residual = next(iter(session.residuals().values())).clone().view(-1)
-    leave(session, thinwire.parse("dense"), optimizer, None)
+    leave(session, thinwire.parse("dense"), Optimizers(optimizer), None)
     session.detach()
     momentum = next(iter(optimizer.state.values()))["momentum_buffer"].clone()
     return flat(net), momentum, sent, residual
@@ -106,7 +107,7 @@ def momenta(worker: Worker) -> tuple[int, list[str]]:
     session = thinwire.attach(ddp, "adam(exchange=efsign(bucket=4096), warmup=1)", optimizer=optimizer)
     for number in range(3):
         step(ddp, optimizer, worker.rank, number)
-    owed = leave(session, thinwire.parse("dense"), optimizer, None)
+    owed = leave(session, thinwire.parse("dense"), Optimizers(optimizer), None)
     session.detach()
     return len(owed), told
 

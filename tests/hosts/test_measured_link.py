@@ -123,13 +123,10 @@ def delayed(worker: Worker, delay: Any) -> tuple[torch.Tensor, Link]:
     return trained, link
 
 
-def test_auto_and_replica_groups_take_no_link() -> None:
-    with pytest.raises(ConfigError, match="leave link out"):
-        thinwire.attach(mlp(), "auto", link="10mbit")
-    with pytest.raises(ConfigError, match="replica groups"):
-        thinwire.attach(mlp(), METHOD, link="10mbit", manager=object())
+def test_a_link_that_cannot_be_read_is_refused() -> None:
+    model = mlp()
     with pytest.raises(ConfigError, match="'quick'"):
-        thinwire.attach(mlp(), METHOD, link="quick")
+        thinwire.attach(model, "localsgd", optimizer=torch.optim.SGD(model.parameters()), link="quick")
 
 
 def _in_pieces(worker: Worker) -> dict[str, tuple[list[float], int]]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import TCPStore
 
 import thinwire
+from tests.hosts.common import muon_and_adamw
 from tests.laws.cohort import Cohort
 from thinwire.hosts import replica_groups
 
@@ -402,6 +403,85 @@ def test_a_schedule_synchronises_groups_that_join_and_leave(method: str, lightho
             group.leave()
 
 
+class Several(Group):
+    """With Muon and AdamW, which step in this order or in the other."""
+
+    def __init__(self, lighthouse: str, number: int) -> None:
+        super().__init__(lighthouse, number)
+        self.both = muon_and_adamw(self.model)
+        self.order = (0, 1) if number else (1, 0)
+
+    def attach(self, method: str, **options: object) -> thinwire.Session:
+        given = {"optimizer": self.both, "manager": self.manager} | options
+        self.session = thinwire.attach(self.model, method, **given)
+        return self.session
+
+    def update(self) -> None:
+        for which in self.order:
+            self.both[which].step()
+
+    def step(self) -> bool:
+        self.manager.start_quorum()
+        self.gradient(self.manager.current_step())
+        committed = self.manager.should_commit()
+        if committed:
+            self.update()
+        return committed
+
+
+def test_groups_step_muon_and_adamw(lighthouse: str) -> None:
+    """A step has one vote and a sync round one quorum, whatever the order of the steps."""
+    groups = [Several(lighthouse, number) for number in range(2)]
+
+    def trained(group: Several) -> torch.Tensor:
+        session = group.attach("localsgd(every=2)", dense_below=0)
+        for step in range(6):
+            group.gradient(step)
+            group.update()
+        assert (session.step, group.manager.current_step()) == (6, 4), "three sync rounds, and that of attach"
+        found = group.flat()
+        session.detach()
+        return found
+
+    try:
+        one, other = at_once(*(lambda group=group: trained(group) for group in groups))
+        assert torch.equal(one, other)
+        for group in groups:  # whose momenta are their own after local steps
+            group.both = muon_and_adamw(group.model)
+            group.attach("topk(ratio=0.2)", dense_below=0)
+        steps(groups, 3)
+        assert torch.equal(groups[0].flat(), groups[1].flat())
+    finally:
+        for group in groups:
+            group.leave()
+
+
+def test_several_optimizers_that_vote_in_each_step_are_refused(lighthouse: str) -> None:
+    group = Several(lighthouse, 0)
+    muon, adamw = (torchft.Optimizer(group.manager, each) for each in group.both)
+    for given in ([muon, adamw], [group.both[0], adamw]):
+        with pytest.raises(thinwire.ConfigError, match="votes in its step, and a training step has one vote"):
+            group.attach("topk", optimizer=given)
+        with pytest.raises(thinwire.ConfigError, match="the optimizer inside it"):
+            group.attach("localsgd", optimizer=given)
+    for given in (adamw, group.both[1]):
+        with pytest.raises(thinwire.ConfigError, match=r"no optimizer holds 'weight' \(given: AdamW\)"):
+            group.attach("topk", optimizer=given)
+    group.leave()
+
+
+def test_options_of_groups_have_an_effect(lighthouse: str) -> None:
+    """Those that all groups must give alike are compared when a group joins."""
+    group = Group(lighthouse, 0, 1)
+    for method in ("qsgd(bits=4)", "pqasgd(every=2)"):
+        session = group.attach(method, seed=3, dense_below=7)
+        settings = session.engine.describe()
+        assert (settings["seed"], settings["dense_below"]) == (3, 7)
+        assert "Managed" in type(session).__name__
+        session.detach()
+    group.leave()
+
+
 def test_an_aborted_sync_round_keeps_the_change_for_the_next(lighthouse: str) -> None:
     """Nothing is lost: after the next round the common model has moved by both changes."""
     groups = [Group(lighthouse, number) for number in range(2)]
@@ -551,7 +631,9 @@ def test_other_arguments_that_cannot_be_served_are_refused(lighthouse: str) -> N
     group = Group(lighthouse, 0)
     with pytest.raises(thinwire.ConfigError, match="bfloat16"):
         group.attach("topk", scaler=torch.amp.GradScaler("cpu"))
-    with pytest.raises(thinwire.ConfigError, match="either manager or process_group"):
+    with pytest.raises(
+        thinwire.ConfigError, match=r"process_group is not for .* the manager has process groups of its own"
+    ):
         group.attach("topk", process_group=object())
     with pytest.raises(thinwire.ConfigError, match="must be a torchft"):
         thinwire.attach(group.model, "topk", manager=object())

@@ -231,7 +231,9 @@ def test_what_cannot_be_combined_is_refused(method: str, message: str) -> None:
 
 def test_torchft_refuses_it() -> None:
     for method in ("hierarchical", "periodic(exchange=hierarchical)"):
-        with pytest.raises(ConfigError, match="torchft's replica groups are groups of their own"):
+        with pytest.raises(
+            ConfigError, match="replica groups of torchft: their groups are not those of hosts"
+        ):
             thinwire.attach(mlp(), method, manager=object())
 
 
@@ -245,7 +247,7 @@ def sharded(worker: Worker) -> str:
 
 def test_fsdp_refuses_it() -> None:
     (said,) = run_local(sharded, 1, timeout=400)
-    assert "FSDP2's replicas are groups of their own: give its outer method alone" in said
+    assert "one replica of FSDP2: their groups are not those of hosts and leaders. Give the outer" in said
 
 
 @pytest.mark.parametrize("given", [None, "", "0", "two"])

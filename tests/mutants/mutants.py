@@ -22,6 +22,7 @@ class Mutant:
 LAWS = "tests/laws/test_laws.py"
 TORCHFT = "tests/hosts/test_torchft_groups.py"
 FAILURES = "tests/laws/test_failures.py"
+SEVERAL = "tests/averaging/test_several_optimizers.py"
 
 MUTANTS = (
     Mutant(
@@ -506,5 +507,105 @@ MUTANTS = (
         "self._take_back(sync_round)\n            raise\n        if sync_round.late",
         "raise\n        if sync_round.late",
         ("tests/averaging/test_schedule_failures.py", "-k", "repeated and localsgd"),
+    ),
+    Mutant(
+        "a sync round comes after the first optimizer",
+        "core/optimizers.py",
+        "        if len(self._stepped) == len(self._optimizers):\n",
+        "        if self._stepped:\n",
+        (SEVERAL, "-k", "test_two_for_a_half_each and localsgd"),
+    ),
+    Mutant(
+        "a step that the scaler skips is not counted",
+        "core/optimizers.py",
+        "                watch.skipped(_inside(optimizer))\n",
+        "                pass\n",
+        ("tests/core/test_training_steps.py",),
+    ),
+    Mutant(
+        "an optimizer may step twice before another",
+        "core/optimizers.py",
+        "        self._check_turn(optimizer)\n        self._stepping.add(id(optimizer))\n",
+        "        self._stepping.add(id(optimizer))\n",
+        ("tests/core/test_training_steps.py",),
+    ),
+    Mutant(
+        "gradients are averaged before every optimizer",
+        "core/optimizers.py",
+        "        if self._before is None or self._begun:\n",
+        "        if self._before is None:\n",
+        ("tests/core/test_training_steps.py",),
+    ),
+    Mutant(
+        "a step of a derived optimizer counts twice",
+        "core/optimizers.py",
+        "        if id(optimizer) not in self._stepping:\n",
+        "        if False:\n",
+        ("tests/core/test_training_steps.py",),
+    ),
+    Mutant(
+        "only the first optimizer's momenta are averaged",
+        "core/optimizers.py",
+        "each.state) for each in self._all)\n",
+        "each.state) for each in self._all[:1])\n",
+        (SEVERAL, "-k", "test_two_for_a_half_each and average"),
+    ),
+    Mutant(
+        "only the first optimizer's momenta are reset",
+        "core/optimizers.py",
+        "        for optimizer in self._all:\n            optimizer.state.pop(parameter, None)\n",
+        "        self._all[0].state.pop(parameter, None)\n",
+        (SEVERAL, "-k", "test_two_for_a_half_each and reset"),
+    ),
+    Mutant(
+        "a parameter without an optimizer goes unnoticed",
+        "core/optimizers.py",
+        "        if not self._all or not lost:\n",
+        "        if True:\n",
+        ("tests/core/test_training_steps.py",),
+    ),
+    Mutant(
+        "a checkpoint in the middle of a step is continued there",
+        "sessions/periodic.py",
+        "        self.optimizers.begin_anew()\n",
+        "",
+        (SEVERAL, "-k", "test_a_checkpoint"),
+    ),
+    Mutant(
+        "second moments are scaled once all gradients may be gone",
+        "hosts/model.py",
+        "        each=session.after_optimizer,\n        after=session.after_step,\n",
+        "        after=lambda: (\n"
+        "            list(map(session.after_optimizer, session.optimizers)), session.after_step()\n"
+        "        ),\n",
+        ("tests/hosts/test_several_optimizers.py", "-k", "between_the_steps"),
+    ),
+    Mutant(
+        "a gradient that was not averaged goes unnoticed",
+        "sessions/periodic.py",
+        "        if computed:\n",
+        "        if False:\n",
+        ("tests/hosts/test_several_optimizers.py", "-k", "not_averaged"),
+    ),
+    Mutant(
+        "a checkpoint of fewer optimizers is loaded",
+        "sessions/periodic_checkpoint.py",
+        "    if len(found) != len(optimizers):\n",
+        "    if False:\n",
+        (SEVERAL, "-k", "checkpoints_of_other"),
+    ),
+    Mutant(
+        "an option without effect is ignored",
+        "hosts/compose.py",
+        "        if option not in USES[kind, host]:\n",
+        "        if False:\n",
+        ("tests/hosts/test_options.py", "-k", "refused"),
+    ),
+    Mutant(
+        "Lightning makes DDP reduce a schedule's gradients",
+        "integrations/lightning.py",
+        "        if is_scheduled(model):\n",
+        "        if False:\n",
+        ("tests/integrations/test_lightning.py", "-k", "several"),
     ),
 )

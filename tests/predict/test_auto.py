@@ -171,7 +171,9 @@ def test_a_failure_of_rank_0_is_heard_by_all() -> None:
 
 
 def test_a_bare_model_is_refused() -> None:
-    with pytest.raises(thinwire.ConfigError, match="wrap the model first"):
+    with pytest.raises(
+        thinwire.ConfigError, match=r"a bare model \(Linear\).*of a DistributedDataParallel model: wrap"
+    ):
         thinwire.attach(nn.Linear(2, 2), "auto")
 
 
@@ -372,6 +374,12 @@ def test_when_the_link_changes_another_method_is_taken(
     if later == "dense":
         pairs = zip(*(each["moments"] for each in ranks), strict=True)
         assert all(torch.equal(*pair) for pair in pairs), "optimizers are equal as well"
+
+
+def test_replicas_is_for_auto_only() -> None:
+    optimizer = torch.optim.SGD((model := nn.Linear(2, 2)).parameters())
+    with pytest.raises(thinwire.ConfigError, match="it is for the method auto"):
+        thinwire.attach(model, "localsgd", optimizer=optimizer, replicas="equal")
 
 
 def plan_of(now: str | None, times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.laws.cohort import LINKS
 from thinwire import ConfigError, PayloadError, parse, predict
+from thinwire.core.optimizers import Optimizers
 from thinwire.hosts.auto import CANDIDATES, candidates_for
 from thinwire.net.costs import Link
 from thinwire.net.link import slowest_link
@@ -130,14 +131,18 @@ def test_with_adamw_what_was_measured_comes_first() -> None:
 @pytest.mark.usefixtures("measured")
 def test_auto_takes_adam_only_for_adamw() -> None:
     parameters = [torch.zeros(3)]
-    assert str(parse(ADAM)) in candidates_for(torch.optim.AdamW(parameters))
+    assert str(parse(ADAM)) in candidates_for(Optimizers(torch.optim.AdamW(parameters)))
+    both = [torch.optim.AdamW(parameters), torch.optim.AdamW([torch.zeros(2)])]
+    assert str(parse(ADAM)) in candidates_for(Optimizers(both))
+    muon = torch.optim.Muon([torch.zeros(3, 3)])
+    assert str(parse(ADAM)) not in candidates_for(Optimizers([muon, torch.optim.AdamW(parameters)]))
     for other in (
         torch.optim.AdamW(parameters, betas=(0.8, 0.99)),
         torch.optim.RMSprop(parameters),
         torch.optim.SGD(parameters, lr=0.1),
         None,
     ):
-        assert candidates_for(other) == list(CANDIDATES)
+        assert candidates_for(Optimizers(other)) == list(CANDIDATES)
 
 
 @pytest.mark.usefixtures("measured")
@@ -424,9 +429,9 @@ def test_auto_considers_what_the_table_recommends(monkeypatch: pytest.MonkeyPatc
         language, "behind", lambda: {"dense": 0.0, schedule: 0.0, delayed: 0.0, "efsign": 0.2}
     )
     monkeypatch.setattr(language, "recovered", lambda: {schedule: 0.9, delayed: 0.9})
-    adamw = torch.optim.AdamW([torch.zeros(3)])
+    adamw = Optimizers(torch.optim.AdamW([torch.zeros(3)]))
     assert candidates_for(adamw) == [*CANDIDATES, schedule, delayed]
     assert candidates_for(adamw, equal=True) == [*CANDIDATES, delayed]
-    assert candidates_for(torch.optim.SGD([torch.zeros(3)], lr=0.1)) == list(CANDIDATES)
+    assert candidates_for(Optimizers(torch.optim.SGD([torch.zeros(3)], lr=0.1))) == list(CANDIDATES)
     monkeypatch.setattr(language, "recovered", lambda: {schedule: 0.4, delayed: 0.9})
     assert candidates_for(adamw) == [*CANDIDATES, delayed]

@@ -177,6 +177,34 @@ def test_plan_takes_model_time_buckets_and_optimizer_from_the_script(tmp_path: P
     assert "leave out --model" in wrong.stderr
 
 
+@pytest.mark.slow
+def test_plan_times_the_steps_of_all_optimizers(tmp_path: Path) -> None:
+    """A script may step one of them less often than another."""
+    source = """
+    import time
+    model = DDP(net())
+    first, *rest = model.parameters()
+
+    class Slow(torch.optim.SGD):
+        def step(self):
+            time.sleep(0.02)
+
+    often, seldom = Slow(rest, lr=0.1), torch.optim.Adam([first])
+    for step in range(100):
+        train(model, often, 1)
+        if step % 3 == 2:
+            seldom.step()
+    """
+    write(tmp_path, source)
+    words = ("train.py", "--link", "10mbit", "-m", "topk")
+    done = command(tmp_path, *words, launcher=("-m", "thinwire", "plan"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert re.search(r"train.py: \d+ steps of one worker, .*; Slow and Adam", said)
+    (rest,) = re.findall(r"rest ([0-9.]+) ms", said)
+    assert float(rest) >= 20
+
+
 # -- without processes -------------------------------------------------------------------------------------
 
 

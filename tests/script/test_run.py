@@ -172,6 +172,49 @@ def test_a_sharded_model(tmp_path: Path) -> None:
     assert 0.2 < model["ratio_to_dense"] < 0.3
 
 
+SEVERAL = """
+model = DDP(net())
+parameters = list(model.parameters())
+muon = torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=0.01)
+adamw = torch.optim.AdamW([p for p in parameters if p.dim() < 2], lr=0.002)
+for step in range({steps}):
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(2 * step + rank))
+    loss = (model(x) - x).square().mean()
+    loss.backward()
+    for optimizer in (muon, {turns}):
+        optimizer.step()
+    for optimizer in (muon, adamw):
+        optimizer.zero_grad()
+total = sum(p.sum() for p in parameters).detach().reshape(1)
+both = [torch.zeros(1), torch.zeros(1)]
+dist.all_gather(both, total)
+assert both[0] == both[1], both
+"""
+
+
+@pytest.mark.parametrize("method", ["topk(ratio=0.1)", "localsgd(every=2)"])
+def test_muon_and_adamw_side_by_side(method: str, tmp_path: Path) -> None:
+    """A step is one of both; after the last the replicas are equal."""
+    done = run(tmp_path, SEVERAL.format(steps=4, turns="adamw"), "--method", method)
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path)
+    (model,) = found["models"]
+    assert (found["steps"], model["steps"]) == (4, 4)
+    assert (model["optimizer"], model["kind"]) == ("Muon and AdamW", "adaptive")
+    assert model["learning_rate"] == 0.01
+
+
+def test_optimizers_that_step_unequally_often(tmp_path: Path) -> None:
+    """No matter to gradients, which are averaged when they are computed. A schedule names them."""
+    source = SEVERAL.format(steps=4, turns="adamw, adamw")
+    done = run(tmp_path, source, *TOPK)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path)["models"][0]["steps"] == 4
+    done = run(tmp_path, source, "--method", "localsgd(every=2)")
+    assert done.returncode == 1
+    assert "ConfigError: AdamW (optimizer[1]) steps a second time before Muon" in done.stderr.splitlines()[-1]
+
+
 def test_a_failing_worker_ends_all_with_its_traceback_last_and_its_code(tmp_path: Path) -> None:
     source = """
     model = DDP(net())

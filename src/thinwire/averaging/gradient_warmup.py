@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,8 +13,8 @@ from thinwire.averaging.sync_round import copy_if_finite, mean_in_place
 from thinwire.core.channel import Channel, mark_of, together
 from thinwire.core.exchange import Exchange
 from thinwire.core.layout import Layout
-from thinwire.core.optimizers import Optimizers
 from thinwire.core.routing import Router
+from thinwire.core.shards import local
 from thinwire.net.costs import Link
 from thinwire.net.rank_info import RankInfo
 
@@ -47,6 +47,7 @@ class GradientWarmup:
         self.common = torch.zeros(len(self._pieces), dtype=torch.float64)
         self.averaged_step = -1
         """The last step whose gradients have been averaged."""
+        self._averaged: dict[int, torch.Tensor | None] = {}  # gradients, by parameter
 
     async def average(
         self, step: int, buffers: Sequence[torch.Tensor], rank_info: RankInfo, link: Link
@@ -73,7 +74,18 @@ class GradientWarmup:
         for buffer, mean in zip(buffers, copies, strict=True):
             copy_if_finite(mean, buffer)
         self.averaged_step = step
+        self._averaged = {id(piece.parameter): piece.parameter.grad for piece in self._pieces}
         return finite
+
+    def computed_since(self) -> list[str]:
+        """The parameters with a gradient that was computed after those of the step were averaged."""
+        averaged, self._averaged = self._averaged, {}
+        present = [(piece, piece.parameter.grad) for piece in self._pieces]
+        return [
+            piece.name
+            for piece, grad in present
+            if grad is not None and grad is not averaged[id(piece.parameter)] and bool(local(grad).any())
+        ]
 
     def _means(
         self, layout: Layout, flat: torch.Tensor, ch: Channel, rank_info: RankInfo, exchanged: list[Channel]
@@ -113,14 +125,15 @@ class GradientWarmup:
         return cast("list[float]", found.tolist())
 
     @torch.no_grad()
-    def scale_second_moments(self, optimizers: Optimizers, size: int) -> None:
-        """After a local step: take back what the squared gradient added beyond g^2 / r."""
-        betas = {id(p): group.get("betas") for group in optimizers.groups for p in group["params"]}
+    def scale_second_moments(self, optimizer: torch.optim.Optimizer, size: int) -> None:
+        """After a local step of an optimizer: take back what the squared gradient added beyond g^2 / r."""
+        betas = {id(p): group.get("betas") for group in optimizer.param_groups for p in group["params"]}
+        state = cast("Mapping[torch.Tensor, Mapping[str, Any]]", optimizer.state)
         moments: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         weights: list[float] = []
         for piece, ratio in zip(self._pieces, self.ratios(size), strict=True):
-            second = optimizers.state_of(piece.parameter).get("exp_avg_sq")
+            second = state.get(piece.parameter, {}).get("exp_avg_sq")
             gradient, beta = piece.parameter.grad, betas.get(id(piece.parameter))
             if second is None or gradient is None or beta is None or ratio == 1:
                 continue

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.averaging.base import Schedule
 from thinwire.core.exchange import Exchange
-from thinwire.core.optimizers import Given, LossScale
+from thinwire.core.optimizers import Given, LossScale, Optimizers
 from thinwire.errors import ConfigError
 from thinwire.hosts.auto import attach_auto
 from thinwire.hosts.compose import Host, Kind, check_auto, check_host, check_method, check_options
@@ -138,14 +138,14 @@ def attach(
         seed: of the random numbers that the ranks share.
         dense_below: tensors with fewer entries, and short vectors, are sent dense; 0 compresses all.
         scaler: the GradScaler in use, if any: residuals then follow its scale, and a schedule counts the
-            steps that it skips.
+            steps that it skips of each optimizer.
         optimizer: the optimizer in use, also as Accelerate or Lightning wrap it, or all that train the model,
             such as [muon, adamw]: a training step is complete when each has stepped once. Schedules and
             "auto" need it. A method with momentum of its own refuses an optimizer with momentum, `adam`
             needs AdamW. If replicas drift, the optimizers' states are averaged with them.
-        process_group: for a bare model: the ranks to synchronise with; None is the default group. For an
-            FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`; None
-            if there is one replica only, sharded over all ranks (see the guide on FSDP2).
+        process_group: for a schedule: the ranks to synchronise with; None is the default group, or DDP's. For
+            an FSDP2 model: the ranks with the same shard in every replica, `mesh["replicate"].get_group()`;
+            None if there is one replica only, sharded over all ranks (see the guide on FSDP2).
         inner_group: for `hierarchical`: the process group of this rank's host, if not consecutive ranks share
             hosts: `mesh["local"].get_group()` of a DeviceMesh, or one of `torch.distributed.new_subgroups`.
             Hosts have equally many ranks.
@@ -158,18 +158,20 @@ def attach(
         link: the link by which the session chooses its operations, such as "100mbit,latency=5ms". None takes
             that of the environment variable THINWIRE_LINK, or measures it; see the guide on choosing.
 
-    An option that the method would not use on this kind of model is refused.
+    An option that the method would not use on this kind of model is refused, whatever its value. None says
+    that an option is not given, and so does a delay of 0.
     """
     model = _without_compiler(model)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"attach() takes a torch.nn.Module, not {type(cast(object, model)).__name__}")
     host = _host_of(model, process_group, manager)
+    optimizers = list(Optimizers(optimizer))
     options: dict[str, Any] = {
         "overlap": overlap,
         "delay": delay or None,
         "replicas": replicas,
         "scaler": scaler,
-        "optimizer": optimizer,
+        "optimizer": optimizers or None,
         "process_group": process_group,
         "inner_group": inner_group,
         "steps": steps,
@@ -177,18 +179,18 @@ def attach(
         "link": link,
     }
     given = {name for name, value in options.items() if value is not None}
-    chosen = None if isinstance(method, str) and method.strip() == "auto" else parse(method)
+    chosen = None if isinstance(method, str) and method.strip() == "auto" else _parsed(method)
     if chosen is None:
         kind: Kind = "auto"
     else:
         kind = "schedule" if isinstance(chosen, Schedule) else "gradients"
-    check_host(kind, host, chosen or "auto")
+    check_host(kind, host, chosen or "auto", model)
     check_options(kind, host, chosen or "auto", given)
     if is_scheduled(model) or has_session(model) or (_is_fsdp(model) and _has_fsdp_session(model)):
         raise ConfigError("this model has a thinwire session already: detach() it first")
-    common: dict[str, Any] = {"seed": seed, "dense_below": dense_below, "optimizer": optimizer}
+    common: dict[str, Any] = {"seed": seed, "dense_below": dense_below, "optimizer": optimizers}
     if chosen is None:
-        check_auto(optimizer)
+        check_auto(optimizers)
         common |= {"scaler": scaler, "overlap": overlap is not False, "replicas": replicas or "any"}
         return attach_auto(cast(DistributedDataParallel, model), **common)
     if isinstance(chosen, Exchange) and delay:
@@ -197,7 +199,7 @@ def attach(
     if manager is not None:
         from thinwire.hosts.torchft import attach_managed
 
-        return attach_managed(model, cast(Exchange | Schedule, chosen), manager, **common)
+        return attach_managed(model, chosen, manager, **common)
     common |= {"scaler": scaler, "link": None if link is None else slowest_link(link)}
     if isinstance(chosen, Exchange) and _is_fsdp(model):
         from thinwire.hosts.fsdp import attach_fsdp
@@ -211,14 +213,21 @@ def attach(
 
         check_replicas(model, cast(dist.ProcessGroup, process_group))
     groups = {"process_group": process_group, "inner_group": inner_group}
-    return attach_schedule(model, cast(Schedule, chosen), steps=steps, **groups, **common)
+    return attach_schedule(model, chosen, steps=steps, **groups, **common)
+
+
+def _parsed(method: str | Mapping[str, Any] | Exchange | Schedule) -> Exchange | Schedule:
+    found = parse(method)
+    if not isinstance(found, Exchange | Schedule):
+        raise ConfigError(f"{found.name} is neither an exchange nor a schedule")
+    return found
 
 
 def _host_of(model: nn.Module, process_group: dist.ProcessGroup | None, manager: object) -> Host:
     if manager is not None:
-        return "torchft"
+        return "replica groups of torchft"
     if _is_fsdp(model):
-        return "one FSDP2 model" if process_group is None else "replicas of FSDP2"
+        return "one replica of FSDP2" if process_group is None else "replicas of FSDP2"
     return "a DDP model" if isinstance(model, DistributedDataParallel) else "a bare model"
 
 

@@ -152,9 +152,12 @@ class AutoSession(BaseSession):
         if self.decided:
             log.info("auto: one rank alone has nobody to talk to: dense")
             return
-        self._watch.start(model, options.optimizers, options.scaler)
+        self._watch.start(model, options.optimizers)
         self._stops.append(model.register_forward_pre_hook(self._before_forward).remove)
-        self._stops.append(options.optimizers.watch(after=self._clock.stepped, scaler=options.scaler))
+        for optimizer in options.optimizers:
+            self._stops.append(optimizer.register_step_post_hook(self._after_update).remove)
+        if not options.equal:  # a schedule that is chosen later would refuse optimizers out of turn
+            self._stops.append(options.optimizers.watch(scaler=options.scaler))
 
     # -- measuring and deciding ------------------------------------------------------------------------
 
@@ -172,6 +175,9 @@ class AutoSession(BaseSession):
                 self._clock.restart(self._steps, self._cycle)
             else:
                 self._check()
+
+    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._clock.stepped()  # the last of several optimizers counts
 
     @property
     def _steps(self) -> int:
@@ -423,6 +429,7 @@ class AutoSession(BaseSession):
             self._drop_carried()
             self._switch(parse(method), loses=True)
         self.session.load_sealed(states, on_resize)
+        self._options.optimizers.begin_anew()
         # What a step takes here was not predicted: the first check measures it.
         self._clock.restart(self._steps, self._cycle)
 

@@ -69,7 +69,6 @@ def attach_fsdp(
             dict(_trained(model)),
             seed=seed,
             dense_below=dense_below,
-            scaler=scaler,
             optimizer=optimizer,
             link=link,
         )

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from thinwire.core.exchange import Exchange
-from thinwire.core.optimizers import Given, LossScale, Optimizers
+from thinwire.core.optimizers import Given, Optimizers
 from thinwire.core.shards import local
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.hosts.backward_pass import BackwardPass
@@ -52,7 +52,6 @@ def attach_scatter(
     *,
     seed: int,
     dense_below: int,
-    scaler: LossScale | None,
     optimizer: Given,
     link: Link | None = None,
 ) -> Session:
@@ -80,7 +79,6 @@ def attach_scatter(
         group,
         seed=seed,
         dense_below=dense_below,
-        scaler=scaler,
         optimizer=optimizer,
         link=link,
     )

@@ -81,8 +81,12 @@ def _tell_conditions(session: PeriodicSession, steps: int | None) -> None:
 
 def watch_steps(session: PeriodicSession, scaler: LossScale | None = None) -> Callable[[], None]:
     """Call the session before and after every training step; returns how to stop it."""
-    before = session.before_step if session.method.gradient_warmup else None
-    return session.optimizers.watch(before=before, after=session.after_step, scaler=scaler)
+    return session.optimizers.watch(
+        before=session.before_step if session.method.gradient_warmup else None,
+        each=session.after_optimizer,
+        after=session.after_step,
+        scaler=scaler,
+    )
 
 
 def silence(model: DistributedDataParallel) -> Callable[[], None]:

@@ -191,8 +191,9 @@ class ScriptHost:
 
     def _session_of(self, model: nn.Module, optimizers: Optimizers) -> BaseSession | None:
         if self.method not in (ALONE, *PYTORCH):
-            optimizer = list(optimizers) or None
-            session = attach(model, self.method, optimizer=optimizer, scaler=self._scaler())
+            # On a sharded model, which is one replica, nothing follows the scale of the loss.
+            scaler = self._scaler() if isinstance(model, DistributedDataParallel) else None
+            session = attach(model, self.method, optimizer=list(optimizers), scaler=scaler)
             throttle(session, self.link)
             return session
         if not isinstance(model, DistributedDataParallel):

@@ -57,10 +57,17 @@ def attach_managed(
     _check_manager(manager)
     _check_model(model)
     reshard(model)
+    optimizers = list(Optimizers(optimizer))
     if isinstance(method, Exchange):
-        inside = [cast(torch.optim.Optimizer, getattr(each, "optim", each)) for each in Optimizers(optimizer)]
+        if len(optimizers) > 1 and any(map(_is_wrapped, optimizers)):
+            raise ConfigError(
+                "torchft's optimizer votes in its step, and a training step has one vote: give the "
+                "optimizers inside, call manager.start_quorum() before the backward pass, and step them all "
+                "if manager.should_commit() returns True"
+            )
+        inside = [cast(Any, each).optim if _is_wrapped(each) else each for each in optimizers]
         return ManagedSession(model, method, manager, seed=seed, dense_below=dense_below, optimizer=inside)
-    if any(map(_is_wrapped, Optimizers(optimizer))):
+    if any(map(_is_wrapped, optimizers)):
         raise ConfigError(
             f"{method.name} asks for a quorum in its sync rounds, torchft's optimizer in every step: give "
             "the optimizer inside it, and step that one"

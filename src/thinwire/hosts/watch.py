@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from thinwire.core.optimizers import LossScale, Optimizers
+from thinwire.core.optimizers import Optimizers
 from thinwire.predict.timeline import Compute
 
 
@@ -36,8 +36,9 @@ class Watch:
     _computed: float = 0.0
     _last_gradient: float = 0.0
     _stepping: float = 0.0
+    _updated: float = 0.0
 
-    def start(self, model: nn.Module, optimizers: Optimizers, scaler: LossScale | None = None) -> None:
+    def start(self, model: nn.Module, optimizers: Optimizers) -> None:
         """Before a session that averages in hooks of the optimizers is attached."""
         inner = cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
         # In a compiled model these would be traced, and compiled again in every step.
@@ -49,8 +50,9 @@ class Watch:
         for parameter in inner.parameters():
             if parameter.requires_grad:
                 self.stops.append(cast(RemovableHandle, parameter.register_hook(self._on_gradient)).remove)
-        stop = optimizers.watch(before=self._before_update, after=self._after_update, scaler=scaler)
-        self.stops.append(stop)
+        for optimizer in optimizers:
+            self.stops.append(optimizer.register_step_pre_hook(self._before_update).remove)
+            self.stops.append(optimizer.register_step_post_hook(self._after_update).remove)
 
     def stop(self) -> None:
         for stop in self.stops:
@@ -67,11 +69,17 @@ class Watch:
         return Compute(forward, backward, rest)
 
     def _close(self) -> None:
-        """Record the previous step: its last gradient ended its backward pass, communication aside."""
+        """Record the previous step: its last gradient ended its backward pass, communication aside.
+
+        Its optimizers have stepped one by one.
+        """
         if self._last_gradient:
             self.forward.append(self._computed - self._began)
             self.backward.append(self._last_gradient - self._computed)
         self._last_gradient = 0.0
+        if self._updated:
+            self.rest.append(self._updated)
+        self._updated = 0.0
 
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
         if module.training and torch.is_grad_enabled():
@@ -85,8 +93,8 @@ class Watch:
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         self._last_gradient = time.perf_counter()
 
-    def _before_update(self) -> None:
+    def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
         self._stepping = time.perf_counter()
 
-    def _after_update(self) -> None:
-        self.rest.append(time.perf_counter() - self._stepping)
+    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._updated += time.perf_counter() - self._stepping

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -60,7 +59,7 @@ def attach(
             f"the model is not wrapped in DistributedDataParallel, but a {type(model).__name__}: call "
             "accelerator.prepare first, and start the script with torchrun or `accelerate launch`"
         )
-    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
+    several = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
     if not all(isinstance(each, AcceleratedOptimizer) for each in several):
         raise ConfigError("the optimizer is not prepared: give what accelerator.prepare returned for it")
     scaler = cast(Any, accelerator).scaler

@@ -18,6 +18,7 @@ from thinwire.averaging.base import Schedule
 from thinwire.core.exchange import Exchange
 from thinwire.errors import ConfigError, StateError
 from thinwire.hosts.attach import attach
+from thinwire.hosts.model import is_scheduled
 from thinwire.integrations.rank_states import RankStates, finish
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
@@ -84,6 +85,15 @@ class ThinwireCallback(Callback):
             states.scatter(loaded)
         elif trainer.ckpt_path:
             states.warn(str(trainer.ckpt_path))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Keep DDP silent for a schedule.
+
+        In manual optimisation Lightning tells it after every forward pass to reduce gradients from now on.
+        """
+        model = trainer.strategy.model
+        if is_scheduled(model):
+            model.require_backward_grad_sync = False
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

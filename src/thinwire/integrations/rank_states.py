@@ -18,6 +18,7 @@ from thinwire.sessions import checkpoint, checkpoint_file
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.checkpoint import OnResize
 from thinwire.sessions.periodic import PeriodicSession
+from thinwire.sessions.periodic_checkpoint import check_optimizer_states
 from thinwire.sessions.replicas import bare
 
 FILE = "thinwire-rank-{rank}-of-{size}.pt"
@@ -71,6 +72,8 @@ class RankStates:
             found = [read(old) for old in olds or [0]]
             if not all(isinstance(part.get("session"), Mapping) for part in found):
                 error = "it has no state of a session"
+            elif "model" in found[0] and not resized:
+                check_optimizer_states(self._optimizers, found[0].get("optimizers"), "optimizers")
         except StateError as problem:
             error = str(problem)
         self._agree(error)

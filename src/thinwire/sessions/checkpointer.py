@@ -102,6 +102,7 @@ class Checkpointer:
         self._session = session
         self._model = bare(model)
         self._optimizers = Optimizers(optimizer)
+        self._optimizers.check_all_held(dict(self._model.named_parameters()))
         self._every = every
         self._keep = keep
         self._also = dict(also or {})

@@ -222,7 +222,7 @@ class PeriodicSession(BaseSession):
     # -- steps -----------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Called by the host before every optimizer step, when the gradients are there."""
+        """Called by the host before every training step, when the gradients are there."""
         program = self.gradient_program()
         if program is not None:
             self.run(Timed(program, self.meter))
@@ -230,11 +230,14 @@ class PeriodicSession(BaseSession):
     def gradient_program(self) -> Program | None:
         """For a driver: the coroutine that averages this rank's gradients, in the warm-up of some schedules.
 
-        Call it before every optimizer step, and run the programs of all ranks together.
+        Call it before every training step, and run the programs of all ranks together.
         """
-        if self.gradient_warmup is None or self.step >= self.method.warmup:
-            return None
-        return self._average_gradients(self.gradient_warmup)
+        return None if self._warm_up is None else self._average_gradients(self._warm_up)
+
+    @property
+    def _warm_up(self) -> GradientWarmup | None:
+        """What averages the gradients of this step, if it is one of a warm-up on gradients."""
+        return self.gradient_warmup if self.step < self.method.warmup else None
 
     async def _average_gradients(self, warmup: GradientWarmup) -> None:
         for each in self.engine.executors:
@@ -248,8 +251,13 @@ class PeriodicSession(BaseSession):
                     self.aborted,
                 )
 
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called by the host after every step of one of the optimizers, with its gradients still there."""
+        if self.gradient_warmup is not None and self._warm_up is None:
+            self.gradient_warmup.scale_second_moments(optimizer, self.rank_info.size)
+
     def after_step(self) -> None:
-        """Called by the host after every optimizer step; runs a sync round if one is due."""
+        """Called by the host after every training step; runs a sync round if one is due."""
         due = self._count()
         if due is not None and due.late:
             self._sync_in_background(due)
@@ -259,8 +267,10 @@ class PeriodicSession(BaseSession):
     def advance(self) -> Program | None:
         """For a driver: count a step; returns the coroutine of this rank's sync round, if one is due.
 
-        Call it after every optimizer step, and run the programs of all ranks together.
+        Call it after every training step, and run the programs of all ranks together.
         """
+        for optimizer in self.optimizers:
+            self.after_optimizer(optimizer)
         due = self._count()
         return None if due is None else self._driven(due)
 
@@ -319,10 +329,8 @@ class PeriodicSession(BaseSession):
         if self._failure is not None:
             raise self._failure
         self.meter.count_step()
-        if self.gradient_warmup is not None and self.step < self.method.warmup:
-            return self._count_warmup_step(self.gradient_warmup)
-        if self.gradient_warmup is not None:
-            self.gradient_warmup.scale_second_moments(self.optimizers, self.rank_info.size)
+        if self._warm_up is not None:
+            return self._count_warmup_step(self._warm_up)
         due, delay, ends = self.clock.tick()
         while self.under_way and self.under_way[0][0].due <= self.clock.step:
             self._apply_next()
@@ -333,7 +341,14 @@ class PeriodicSession(BaseSession):
         if warmup.averaged_step != self.step:
             raise ThinwireError(
                 f"the gradients of step {self.step} have not been averaged: {self.method.name} averages them "
-                "before each optimizer step of its warm-up (session.before_step, or gradient_program)"
+                "before each training step of its warm-up (session.before_step, or gradient_program)"
+            )
+        computed = warmup.computed_since()
+        if computed:
+            raise ThinwireError(
+                f"the gradient of {computed[0]!r} was computed after {self.method.name} had averaged those "
+                f"of step {self.step}: in its warm-up every backward pass comes before the first optimizer's "
+                "step. Compute all gradients first, or take warmup=0"
             )
         self.clock.tick()
         for block in self.blocks:
@@ -542,6 +557,7 @@ class PeriodicSession(BaseSession):
         """`load_state_dict` with what `sealed()` returned, of one or several ranks."""
         self._forget_failed()
         periodic_checkpoint.load(self, states, on_resize)
+        self.optimizers.begin_anew()
         self._confirmed = False
 
     def detach(self) -> None:
@@ -580,12 +596,12 @@ def check_parameters(
     if strange:
         shapes = ", ".join(str(tuple(p.shape)) for p in strange[:3])
         raise ConfigError(
-            f"{optimizers} trains {len(strange)} tensors that are not the model's (shapes {shapes}): they "
-            "would drift apart on the ranks; attach a model that contains all of them"
+            f"{len(strange)} tensors in {optimizers} are not the model's (shapes {shapes}): they would drift "
+            "apart on the ranks; attach a model that contains all of them"
         )
     if not any(id(p) in known for p in trained):
         raise ConfigError(
-            f"{optimizers} trains none of the model's parameters: was it made for another model?"
+            f"none of the model's parameters is in {optimizers}: was it made for another model?"
         )
     optimizers.check_all_held(parameters)
 

@@ -224,9 +224,15 @@ _PER_ENTRY = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "squ
 
 def check_optimizer_states(optimizers: Optimizers, given: object, what: str) -> None:
     """Find errors that torch's own `load_state_dict` finds only half-way, or not at all."""
-    found = cast("list[object]", given) if isinstance(given, list | tuple) else []
+    if not isinstance(given, list | tuple):
+        raise StateError(f"{what} is not a list with the state of every optimizer")
+    found = cast("Sequence[object]", given)
     if len(found) != len(optimizers):
-        raise StateError(f"{what} are those of {len(found)} optimizers, and this run has {len(optimizers)}")
+        raise StateError(
+            f"{what} has the states of {len(found)} optimizers, and this run has {len(optimizers)}"
+            + (f" ({optimizers})" if len(optimizers) else "")
+            + ": load it with the optimizers that it was written with, in the same order"
+        )
     for optimizer, state in zip(optimizers, found, strict=True):
         _check_optimizer_state(optimizer, state, f"the state of {type(optimizer).__name__} in {what}")
 

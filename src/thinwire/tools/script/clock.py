@@ -69,16 +69,23 @@ class Clock:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._counted and self._own & set(map(id, parameters_of(optimizer))):
             self._counted = {id(optimizer)}
-        self._stepped |= {id(optimizer)} & self._counted
-        if self._counted and self._stepped == self._counted:
-            self._stepped.clear()
-            now = time.perf_counter()
-            self.durations.append(now - self._last)
-            self._total += self.durations[-1]
-            self._last = now
-            self.steps += 1
-            if self._on_step is not None:
-                self._on_step()
+        if id(optimizer) not in self._counted:
+            return
+        if id(optimizer) in self._stepped:  # the script steps another one less often, or not yet
+            self._complete()
+        self._stepped.add(id(optimizer))
+        if self._stepped == self._counted:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._stepped.clear()
+        now = time.perf_counter()
+        self.durations.append(now - self._last)
+        self._total += self.durations[-1]
+        self._last = now
+        self.steps += 1
+        if self._on_step is not None:
+            self._on_step()
 
     def _leave(self, model: nn.Module, inputs: object) -> None:
         """Not right after the step: the script may have something to say of it, or to test."""

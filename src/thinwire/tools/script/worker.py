@@ -191,7 +191,7 @@ def _report(name: str, one: Attached, steps: int, several: bool) -> ModelReport:
     dense = 4 * parameters if session is None else session.dense_bytes
     payload = (total.payload_bytes + total.overhead_bytes) / max(steps, 1)
     layers = {} if session is None else payload_by_parameter(session.engine, payload)
-    rates = [float(group["lr"]) for group in one.optimizers.groups]
+    rates = [float(group.get("lr", 0.0)) for group in one.optimizers.groups]
 
     def named(by_parameter: dict[str, Any]) -> dict[str, Any]:
         return {f"{name}.{key}" if several else key: value for key, value in by_parameter.items()}
