@@ -143,6 +143,8 @@ def refusals(worker: Worker) -> dict[tuple[Kind, Host, str], str]:
                 with pytest.raises(ConfigError) as raised:
                     thinwire.attach(model, method, optimizer=optimizer, **{option: value})
                 found["gradients", host, f"{option} {method}"] = str(raised.value)
+    with pytest.raises(ConfigError, match="replicas must be one of 'any', 'equal'"):
+        thinwire.attach(Place("a DDP model").model(), "auto", replicas="some")
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("thinwire")]
     return found
 
