@@ -36,7 +36,8 @@ quick: setup
 
 # Four tests at a time on two cores, since many wait. Then those that do little but wait for dead and silent
 # peers, and at last, alone, those that measure times on emulated links, and the lab's.
-WAITING := tests/failures/test_peers.py tests/failures/test_culprits.py tests/server/test_processes.py tests/chaos
+WAITING := $(patsubst %,tests/failures/test_%.py,peers culprits leavers torchrun) \
+	tests/server/test_processes.py tests/chaos
 BY_THE_CLOCK := tests/predict/test_probe.py tests/net/test_links.py \
 	$(filter-out tests/lab/test_torchrun.py,$(wildcard tests/lab/test_*.py))
 # Tests that failed in a part run once more, alone, and must pass then.

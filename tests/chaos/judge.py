@@ -100,7 +100,7 @@ def _error(scenario: Scenario, report: Report) -> list[str]:
 def accused(error: str) -> set[int]:
     """The ranks that an error holds responsible."""
     told = re.search(r"(?:no word from|payload from|frame from) rank ([\d, ]+)", error)
-    told = told or re.search(r"rank ([\d, ]+) has left", error)
+    told = told or re.search(r"rank ([\d, ]+) (?:ended its training|left before)", error)
     return {int(rank) for rank in re.findall(r"\d+", told[1])} if told else set()
 
 

@@ -23,7 +23,7 @@ from tests.chaos.scenarios import RESIZES, STEPS, Scenario
 from tests.hosts.common import mlp, square_loss, wrap
 from thinwire.net import frames
 from thinwire.net.launch import Worker
-from thinwire.net.roll_call import default_store
+from thinwire.net.store import default_store
 from thinwire.sessions.base import BaseSession
 from thinwire.sessions.periodic import PeriodicSession
 

@@ -97,6 +97,6 @@ def test_all_survivors_name_the_dead_rank_alone(case: tuple, outcomes: dict) -> 
         kind, text, seconds = outcome.value
         assert kind == "PeerError", text
         assert f"no word from rank {culprit}: dead" in text
-        assert "has left" not in text
+        assert "ended its training" not in text
         assert seconds < SOON
         assert outcome.exit_code == 0

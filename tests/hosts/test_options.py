@@ -143,9 +143,9 @@ def refusals(worker: Worker) -> dict[tuple[Kind, Host, str], str]:
                 with pytest.raises(ConfigError) as raised:
                     thinwire.attach(model, method, optimizer=optimizer, **{option: value})
                 found["gradients", host, f"{option} {method}"] = str(raised.value)
+    model = Place("a DDP model").model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="replicas must be one of 'any', 'equal'"):
-        model = Place("a DDP model").model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         thinwire.attach(model, "auto", optimizer=optimizer, replicas="some")
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("thinwire")]
     return found

@@ -13,7 +13,7 @@ from torch import nn
 import thinwire
 from tests.server.common import EASY, optimum, problem
 from thinwire.net.launch import Worker, run_local, start_local
-from thinwire.net.roll_call import default_store
+from thinwire.net.store import default_store
 from thinwire.server import AsyLPG, asylpg, serve, work
 
 LINEAR = {**EASY, "epochs": 8, "mode": "centered"}

@@ -30,7 +30,7 @@ from thinwire.net.launch import Worker, run_local
 from thinwire.net.liveness import timeout_of
 from thinwire.net.meter import Meter, Tally
 from thinwire.net.rank_info import RankInfo
-from thinwire.net.roll_call import default_store
+from thinwire.net.store import default_store, own_connection
 from thinwire.sessions.preparation import prepare_for
 
 By = Literal["loop", "lockstep", "processes"]
@@ -339,7 +339,7 @@ def _on_this_rank(
 def _connection(group: dist.ProcessGroup, rank: int, side: int, meter: Meter) -> transport.Connection:
     """Between the server, which is the first rank of the group, and this rank."""
     peer = f"the worker of rank {rank}" if side == transport.SERVER else "the server of rank 0"
-    store, timeout = transport.own_connection(default_store()), timeout_of(group).total_seconds()
+    store, timeout = own_connection(default_store()), timeout_of(group).total_seconds()
     prefix = f"{group.group_name}/server/{rank}"
     return transport.GlooConnection(store, prefix, side, timeout, peer=peer, meter=meter)
 

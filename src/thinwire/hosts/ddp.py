@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations and refuses strings.
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from thinwire.drivers.direct import Direct
 from thinwire.drivers.lanes import Job, Lanes, Step, future_for
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.net.costs import Link
+from thinwire.net.liveness import is_of_the_network
 from thinwire.sessions.gradient import Session
 
 LANES = 2
@@ -101,9 +102,11 @@ def attach_gradients(
     host = _DdpHost(session.engine, names, driver)
     if session.behind is not None:
         host = _DelayedHost(session.engine, names, session.behind)
+    host.looks_for_unused = model.find_unused_parameters
     if switch is None:
         switch = _Switch(group)
         model.register_comm_hook(switch, thinwire_hook)
+        _name_failures(model, switch)
         _switches[model] = switch
     switch.host = host
     handle = _reconcile_before_forward(model, session)
@@ -136,6 +139,27 @@ def session_with_driver(
         return session, session.behind.lanes
     executors = session.engine.executors
     return session, Direct(executors[0]) if direct else Lanes(executors, overlap=overlap)
+
+
+def _name_failures(model: DistributedDataParallel, switch: _Switch) -> None:
+    """Let an error of DDP's own communication name the ranks that are missing, as those of the session do.
+
+    DDP compares its buckets before the second step, and broadcasts buffers before every one.
+    """
+    if "forward" in vars(model):  # somebody else's
+        return
+    # A model that referred to itself would outlive its last use, with its process groups.
+    forward = weakref.WeakMethod(cast("Callable[..., Any]", model.forward))
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return cast("Callable[..., Any]", forward())(*args, **kwargs)
+        except RuntimeError as error:
+            if switch.host is None or not switch.host.engine.executors or not is_of_the_network(error):
+                raise
+            raise switch.host.engine.executor.diagnose("the forward pass", error) from error
+
+    model.forward = named
 
 
 def _reconcile_before_forward(model: DistributedDataParallel, session: Session) -> RemovableHandle | None:
@@ -174,13 +198,17 @@ def _value(done: "torch.futures.Future[torch.Tensor]") -> torch.Tensor:
     return done.value()
 
 
-def _raise_after_backward(errors: list[BaseException]) -> None:
+def _raise_after_backward(
+    errors: list[BaseException], first: "Sequence[torch.futures.Future[torch.Tensor]]" = ()
+) -> None:
     """Let `backward()` raise the first of `errors`; call this with the last bucket.
 
     DDP would keep only the text of an error. The callback queues itself a second time, to run after DDP's own
     callback, which unpacks the buckets as they arrive: waiting for all of them first would cost that overlap.
     With an earlier bucket it could run too early, in a backward pass inside this one (a reentrant
     checkpoint).
+
+    The futures `first` are waited for all the same: DDP's callback would raise an error of its own.
     """
     engine = cast(Any, torch.autograd.Variable)._execution_engine
 
@@ -188,7 +216,14 @@ def _raise_after_backward(errors: list[BaseException]) -> None:
         if errors:
             raise errors[0]
 
-    engine.queue_callback(lambda: engine.queue_callback(behind_ddp))
+    def before_ddp() -> None:
+        for future in first:
+            future.wait()
+        if first:
+            behind_ddp()
+        engine.queue_callback(behind_ddp)
+
+    engine.queue_callback(before_ddp)
 
 
 class _DdpHost:
@@ -204,6 +239,9 @@ class _DdpHost:
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: set[tuple[int, int]] = set()
         self._errors: list[BaseException] = []
+        self.looks_for_unused = False
+        """Whether DDP sums up, beside the buckets, which parameters were used."""
+        self._awaited: list[torch.futures.Future[torch.Tensor]] = []
         self._in_backward = False
         self._plain = engine.method.traits.exact_mean
         self._whole_model = any(exchange.traits.scope == "model" for exchange in engine.exchanges)
@@ -217,7 +255,7 @@ class _DdpHost:
         if self._step is None:
             self._step = Step(self.engine.end_step)
             self._next_lane = 0
-            self._errors = []
+            self._errors, self._awaited = [], []
             if self._buckets is not None and self._taken:
                 self._buckets.count = self._taken
             self._taken = 0
@@ -242,11 +280,13 @@ class _DdpHost:
             view = self._view(bucket)
             future = future_for(view.x.device)
             self._hand_over(step, view, future, last)
+        if self.looks_for_unused:
+            self._awaited.append(future)
         if last:
             self._step = None
             step.close()
             if self._in_backward:
-                _raise_after_backward(self._errors)
+                _raise_after_backward(self._errors, self._awaited)
         # Only a callback's exception is a failure to DDP; it takes the one that `set_exception` leaves in a
         # future for a gradient.
         return future if self._in_backward else future.then(_value)

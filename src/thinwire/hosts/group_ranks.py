@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from thinwire.errors import DisagreementError, PeerError
 from thinwire.net.handshake import first_difference
-from thinwire.net.roll_call import until
+from thinwire.net.store import until
 
 MODEL = "model"
 

@@ -140,14 +140,17 @@ class RankStates:
         device = torch.device("cpu") if group.name() == "gloo" else torch.device("cuda")
         own = torch.frombuffer(bytearray(checkpoint_file.encode(self.own())), dtype=torch.uint8)
         lengths = self.session.engine.bulletin("rank states").all("length", str(own.numel()))
-        if rank_info.rank:
-            torch.distributed.send(own.to(device), group=group, group_dst=0)
-            return []
         parts = [own]
-        for rank in range(1, rank_info.size):
-            part = torch.empty(int(lengths[rank]), dtype=torch.uint8, device=device)
-            torch.distributed.recv(part, group=group, group_src=rank)
-            parts.append(part.cpu())
+        try:
+            if rank_info.rank:
+                torch.distributed.send(own.to(device), group=group, group_dst=0)
+                return []
+            for rank in range(1, rank_info.size):
+                part = torch.empty(int(lengths[rank]), dtype=torch.uint8, device=device)
+                torch.distributed.recv(part, group=group, group_src=rank)
+                parts.append(part.cpu())
+        except RuntimeError as error:
+            raise self.session.engine.executor.diagnose("the checkpoint", error) from error
         return parts
 
     def scatter(self, parts: list[torch.Tensor]) -> None:

@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ConfigError, PeerError, ThinwireError
 from thinwire.net import costs, frames
 from thinwire.net.estimate import Samples
 from thinwire.net.frames import Operation
-from thinwire.net.groups import subgroup
+from thinwire.net.groups import keys_of, subgroup
 from thinwire.net.handshake import agree
 from thinwire.net.link import Links, parse
 from thinwire.net.liveness import Liveness
@@ -65,7 +65,8 @@ class ProcessGroupExecutor:
         would make the host wait for the device."""
         self._streams = streams
         self._staging = Staging(streams) if on_gloo else None
-        self._liveness = liveness or Liveness(group, session or group.group_name)
+        self._liveness = liveness or Liveness(group, session or group.group_name, lambda: meter.steps)
+        self._liveness.remove_at_end(group.group_name, group.size(), keys_of(group))
         self._inside = inside
         self._samples: Samples | None = None
         self._tallies: dict[int, Tally] = {}  # of the sums that `issue` began, by their length
@@ -104,6 +105,10 @@ class ProcessGroupExecutor:
             if self._samples is not None:
                 self._samples.add(cost, ended - begin)
         return answer
+
+    def diagnose(self, what: str, error: RuntimeError) -> PeerError:
+        """An error of communication that is not an operation here, as one that names the missing ranks."""
+        return self._liveness.diagnose(f"{what} of step {self.meter.steps}", error)
 
     def sample(self, samples: Samples) -> None:
         """Note the time of every operation here; with two levels, of those between hosts."""

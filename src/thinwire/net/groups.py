@@ -12,7 +12,9 @@ import torch.distributed.distributed_c10d as c10d
 
 from thinwire.errors import PeerError, ThinwireError
 from thinwire.net.liveness import timeout_of
-from thinwire.net.roll_call import default_store
+from thinwire.net.store import default_store
+
+_NAME = "thinwire-"
 
 
 def private_groups(like: dist.ProcessGroup | None, count: int) -> list[dist.ProcessGroup]:
@@ -35,6 +37,18 @@ def subgroup(parent: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGro
     return _private_group(parent, [world[rank] for rank in ranks])
 
 
+def keys_of(group: dist.ProcessGroup) -> list[str]:
+    """What the ranks of a private group write to the store: that they are here, and gloo's addresses."""
+    name, ranks = group.group_name, dist.get_process_group_ranks(group)
+    if not name.startswith(_NAME):
+        return []
+    return [_here(name, rank) for rank in ranks] + [f"{name}//cpu//0/{place}" for place in range(len(ranks))]
+
+
+def _here(name: str, rank: int) -> str:
+    return f"{name}/here/{rank}"
+
+
 def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     """Like `new_group(ranks)`, but only these ranks take part, and the name has never been used before.
 
@@ -47,7 +61,7 @@ def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessG
     listing = hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()[:12]
     store = default_store()
     number = store.add(f"thinwire/groups/{listing}/{me}", 1)
-    name = f"thinwire-{listing}-{number}"
+    name = f"{_NAME}{listing}-{number}"
     _muster(store, name, ranks, me, timeout)
     helpers = cast(Any, c10d)
     try:
@@ -68,7 +82,7 @@ def _private_group(parent: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessG
 
 def _muster(store: Any, name: str, ranks: list[int], me: int, timeout: timedelta) -> None:
     """Wait until every rank has reached this point; otherwise raise an error that names the missing ranks."""
-    keys = {rank: f"{name}/here/{rank}" for rank in ranks}
+    keys = {rank: _here(name, rank) for rank in ranks}
     store.set(keys[me], "")
     try:
         store.wait(list(keys.values()), timeout)

@@ -22,6 +22,7 @@ from thinwire.errors import PayloadError, PeerError
 from thinwire.net.costs import GLOO_CONTROL
 from thinwire.net.liveness import plain
 from thinwire.net.meter import Meter, Tally
+from thinwire.net.store import own_connection
 
 SERVER, WORKER = 0, 1
 """The two sides of a connection."""
@@ -155,11 +156,6 @@ def connect(store: Any, place: str, timeout: float, *, peer: str, meter: Meter) 
     except RuntimeError as error:
         raise PeerError(f"no answer from {peer} within {timeout:g} s. Cause: {plain(str(error))}") from error
     return GlooConnection(store, f"{place}/{incarnation}/{number}", WORKER, timeout, peer=peer, meter=meter)
-
-
-def own_connection(store: Any) -> Any:
-    """A connection of our own to the store: another thread may be waiting on the program's."""
-    return store.clone() if hasattr(store, "clone") else store
 
 
 def run(program: Program[Result]) -> Result:

@@ -16,9 +16,9 @@ from thinwire import kernels, log
 from thinwire.core import checks
 from thinwire.errors import ConfigError, DisagreementError, PeerError, ThinwireError
 from thinwire.net.meter import Meter
-from thinwire.net.roll_call import default_store
 from thinwire.net.secret import DIFFERS, PROOF_BYTES, Secret
-from thinwire.net.transport import own_connection, run
+from thinwire.net.store import default_store, own_connection
+from thinwire.net.transport import run
 from thinwire.server import checkpoint as checkpoints
 from thinwire.server.connections import ServerConnections, connect_to_servers
 from thinwire.server.options import Agreement, AsyLPG

@@ -17,7 +17,8 @@ from typing import Any
 from thinwire.errors import PayloadError, PeerError
 from thinwire.net.meter import Meter
 from thinwire.net.secret import Secret
-from thinwire.net.transport import Listener, connect, own_connection, run
+from thinwire.net.store import own_connection
+from thinwire.net.transport import Listener, connect, run
 from thinwire.server.admission import RefusedError, admit, context, introduce
 from thinwire.server.messages import FINAL, Kind, Message, MessageConnection, with_text
 from thinwire.server.options import Agreement

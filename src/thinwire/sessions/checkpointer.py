@@ -212,6 +212,8 @@ class Checkpointer:
         try:
             self._call.say(f"written {name}", json.dumps(report))
             said = self._hear(f"written {name}")
+            if self._rank == 0 and self._leave_at < float("inf"):
+                self._call.until_heard(f"written {name}", stop=self._late)
             failed = {rank: one["error"] for rank, one in enumerate(said) if "error" in one}
             if failed:
                 listing = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
@@ -221,9 +223,6 @@ class Checkpointer:
                 about = generations.manifest(step, self._size, time.time(), files)
                 checkpoint_file.write_json(path / generations.MANIFEST, about)
                 generations.remove_old(self.folder, name, self._keep)
-            self._call.say(f"done {name}", "{}")
-            if self._rank == 0 and self._leave_at < float("inf"):
-                self._hear(f"done {name}")  # this rank may keep the store that the others need
         except Exception as error:
             self._failure = (
                 f"the checkpoint of step {step} could not be written: {error}. The one before it is kept"
@@ -241,10 +240,10 @@ class Checkpointer:
         return files
 
     def _hear(self, subject: str) -> list[dict[str, Any]]:
-        return [
-            json.loads(one)
-            for one in self._call.hear(subject, stop=lambda: time.monotonic() > self._leave_at)
-        ]
+        return [json.loads(one) for one in self._call.hear(subject, stop=self._late)]
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._leave_at
 
     def close_at_exit(self) -> None:
         """Finish what is being written; do not wait for ranks that are gone."""
