@@ -16,7 +16,9 @@ from thinwire.sessions.base import BaseSession
 # With SGD: a method with residuals, one that lets replicas drift, and a schedule between two sync rounds.
 # With a fused AdamW, which is the Trainer's default: `adam`, whose second moment is frozen when it is saved.
 ADAM = "adam(exchange=efsign(bucket=4096), warmup=3)"
-METHODS = ("topk(ratio=0.1)", "a2sgd", "pqasgd(every=4, bits=8)", ADAM)
+SEVERAL = ("topk(ratio=0.1)", "a2sgd", "pqasgd(every=4, bits=8)")
+"""With several optimizers."""
+METHODS = (*SEVERAL, ADAM)
 STEPS, SAVED = 8, 6
 
 

@@ -13,6 +13,7 @@ from tests.hosts.common import muon_and_adamw
 from tests.integrations.common import (
     METHODS,
     SAVED,
+    SEVERAL,
     STEPS,
     batch,
     environment,
@@ -91,7 +92,7 @@ def several(worker: Worker, folder: str) -> dict[str, bool]:
     from thinwire.integrations.accelerate import attach
 
     accelerator, found = Accelerator(cpu=True, gradient_accumulation_steps=2), {}
-    for method in METHODS:
+    for method in SEVERAL:
         path, ends = Path(folder) / method.partition("(")[0], []
         for resume in (False, True):
             model = network()

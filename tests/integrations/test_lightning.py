@@ -14,6 +14,7 @@ from tests.integrations.common import (
     ADAM,
     METHODS,
     SAVED,
+    SEVERAL,
     STEPS,
     batch,
     environment,
@@ -112,7 +113,7 @@ def train_several(worker: Worker, folder: str) -> dict[str, tuple[torch.Tensor, 
     environment(worker)
     warnings.simplefilter("ignore")
     found = {}
-    for method in METHODS:
+    for method in SEVERAL:
         path = Path(folder) / method.partition("(")[0]
         straight, steps = fit_several(path, method)
         resumed, _ = fit_several(path / "again", method, resume=path / f"step={2 * SAVED}.ckpt")
@@ -124,7 +125,7 @@ def train_several(worker: Worker, folder: str) -> dict[str, tuple[torch.Tensor, 
 
 def test_several_optimizers_in_manual_optimisation(tmp_path: Path) -> None:
     first, second = run_local(train_several, 2, str(tmp_path), timeout=400)
-    for method in METHODS:
+    for method in SEVERAL:
         straight, same, steps = first[method]
         assert same, f"{method}: a resumed fit ends elsewhere"
         assert second[method][1]

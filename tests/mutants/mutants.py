@@ -291,6 +291,13 @@ MUTANTS = (
         (LAWS, "-k", "test_non_finite_input_leaves_no_trace"),
     ),
     Mutant(
+        "the next step begins where means still wait",
+        "core/engine.py",
+        "                x = out = x.clone()\n",
+        "                x = out.copy_(x)\n",
+        ("tests/hosts/test_ddp.py", "-k", "all_kinds"),
+    ),
+    Mutant(
         "residuals do not follow the loss scale",
         "core/state.py",
         "            for tensor in live.state.coordinates().values():\n                tensor.mul_(factor)\n",

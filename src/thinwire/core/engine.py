@@ -568,8 +568,8 @@ class Engine:
         state = State() if traits.single_mean else self.state(exchange, layout)
         if direct:
             x, out = memory[0]
-            if copied:
-                x = out.copy_(x)
+            if copied:  # of its own: the next step begins in this memory before these means are delivered
+                x = out = x.clone()
         else:
             x = out = torch.cat([piece.float() if narrowed else piece for piece, _ in memory])
         await exchange.run(x, out, state, ch)
